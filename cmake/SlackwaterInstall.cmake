@@ -1,0 +1,17 @@
+# Headers, libraries, the program and the demo model, for `find_package(slackwater)`.
+
+include(CMakePackageConfigHelpers)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/models/demo
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/slackwater/models)
+install(TARGETS slackwater_options EXPORT slackwater)
+install(EXPORT slackwater NAMESPACE slackwater::
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/slackwater FILE slackwater-targets.cmake)
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/slackwater-config.cmake.in
+  ${PROJECT_BINARY_DIR}/slackwater-config.cmake
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/slackwater)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/slackwater-config-version.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/slackwater-config.cmake
+              ${PROJECT_BINARY_DIR}/slackwater-config-version.cmake
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/slackwater)

@@ -1,0 +1,438 @@
+// Speed of the kernels beside what the machine allows. Each benchmark states the bytes and the
+// operations of one call that cannot be avoided, and reports
+//   read_share   bytes per second over the read ceiling of the same footprint
+//   fma_share    operations per second over the ceiling of fused multiply-adds
+// both ceilings measured in the same run with the same threads. The larger one is the share of
+// the roofline.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+#include <fmt/core.h>
+
+#include "slackwater/base/aligned_buffer.h"
+#include "slackwater/base/numeric.h"
+#include "slackwater/kernels/ceiling.h"
+#include "slackwater/kernels/kda.h"
+#include "slackwater/kernels/matmul.h"
+#include "slackwater/kernels/mla.h"
+
+namespace slackwater::kernels {
+namespace {
+
+// Where the weights, states or latent rows of a call come from: the same ones each time, or the
+// next of a working set that no cache holds.
+enum class Source { kHot, kMemory };
+
+struct MatmulWorkload {
+  const char* name;
+  std::int32_t num_outputs, num_inputs, rows;
+  DType dtype;
+  Source source;
+};
+constexpr MatmulWorkload kMatmulWorkloads[] = {
+    {"demo/decode", 640, 192, 1, DType::kBf16, Source::kHot},
+    {"demo/decode_f32", 640, 192, 1, DType::kF32, Source::kHot},
+    {"demo/rows_6", 640, 192, 6, DType::kBf16, Source::kHot},
+    {"demo/rows_64", 640, 192, 64, DType::kBf16, Source::kHot},
+    {"kimi_linear/decode", 4096, 2304, 1, DType::kBf16, Source::kMemory},
+    {"kimi_linear/decode_out", 2304, 4096, 1, DType::kBf16, Source::kMemory},
+    {"kimi_linear/rows_6", 4096, 2304, 6, DType::kBf16, Source::kMemory},
+    {"kimi_linear/rows_64", 4096, 2304, 64, DType::kBf16, Source::kMemory},
+};
+
+struct KdaWorkload {
+  const char* name;
+  std::int32_t num_heads, head_dim, num_tokens;
+  Source source;
+};
+constexpr KdaWorkload kKdaWorkloads[] = {
+    {"demo/decode", 4, 64, 1, Source::kHot},
+    {"demo/prefill_64", 4, 64, 64, Source::kHot},
+    {"kimi_linear/decode_hot", 32, 128, 1, Source::kHot},
+    {"kimi_linear/decode", 32, 128, 1, Source::kMemory},
+    {"kimi_linear/prefill_64", 32, 128, 64, Source::kMemory},
+};
+
+struct MlaWorkload {
+  const char* name;
+  std::int32_t heads, rank, width, num_tokens, num_keys;  // keys that the last token attends to
+  DType dtype;
+  Source source;
+};
+constexpr MlaWorkload kMlaWorkloads[] = {
+    {"demo/decode_256", 4, 64, 80, 1, 256, DType::kF32, Source::kHot},
+    {"demo/prefill_64", 4, 64, 80, 64, 256, DType::kF32, Source::kHot},
+    {"kimi_linear/decode_4k", 32, 512, 576, 1, 4096, DType::kF32, Source::kMemory},
+    {"kimi_linear/decode_4k_bf16", 32, 512, 576, 1, 4096, DType::kBf16, Source::kMemory},
+};
+
+using Seconds = std::chrono::duration<double>;
+
+Seconds now() { return std::chrono::steady_clock::now().time_since_epoch(); }
+
+// Threads and a context; the workers spin while a benchmark runs, as in a forward step.
+struct Runner {
+  explicit Runner(int num_threads) : pool(num_threads), context(pool), step(pool) {}
+
+  ThreadPool pool;
+  ExecutionContext context;
+  ThreadPool::Step step;
+};
+
+// "From memory" is at least twice the L3 that the machine reports, and at least 1 GiB.
+std::size_t memory_bytes() {
+  const long l3 = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+  const std::size_t least = std::size_t{1} << 30;
+  return std::max(least, 2 * static_cast<std::size_t>(std::max(l3, 0L)));
+}
+
+// Ceilings of this run, measured when first asked for. Outside of any Step.
+double read_ceiling(int num_threads, std::size_t footprint) {
+  static std::map<std::pair<int, std::size_t>, double> measured;
+  double& ceiling = measured[{num_threads, footprint}];
+  if (ceiling == 0) {
+    ThreadPool pool(num_threads);
+    ExecutionContext context(pool);
+    ceiling = read_ceiling_bytes_per_second(context, footprint);
+  }
+  return ceiling;
+}
+
+double fma_ceiling(int num_threads) {
+  static std::map<int, double> measured;
+  double& ceiling = measured[num_threads];
+  if (ceiling == 0) {
+    ThreadPool pool(num_threads);
+    ExecutionContext context(pool);
+    ceiling = fma_ceiling_flops(context);
+  }
+  return ceiling;
+}
+
+// Values in (-1, 1) as bf16, and as f32 when read in pairs: SplitMix64, no denormals.
+void fill_random(std::span<std::byte> bytes) {
+  auto* values = reinterpret_cast<Bf16*>(bytes.data());
+  std::uint64_t state = 20261129;
+  for (std::size_t i = 0; i < bytes.size() / sizeof(Bf16); ++i) {
+    std::uint64_t z = (state += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z ^= z >> 27;
+    values[i] = f32_to_bf16(static_cast<float>(static_cast<std::int64_t>(z)) * 0x1p-63f);
+  }
+}
+
+AlignedBuffer<float> random_floats(std::int64_t count) {
+  AlignedBuffer<float> values(static_cast<std::size_t>(count));
+  fill_random(std::as_writable_bytes(values.span()));
+  return values;
+}
+
+// Bytes of the working set, shared by all benchmarks and filled anew for each, because some of
+// them write it.
+std::span<std::byte> working_set(std::string_view user, std::size_t bytes) {
+  static AlignedBuffer<std::byte> buffer;
+  static std::string last_user;
+  const bool is_larger = bytes > buffer.size();
+  if (is_larger) buffer = AlignedBuffer<std::byte>(bytes);
+  if (is_larger || last_user != user) {
+    constexpr std::size_t kBlock = 1 << 20;
+    const std::size_t first = std::min(kBlock, bytes);
+    fill_random(buffer.span().first(first));
+    for (std::size_t at = first; at < bytes; at += first) {
+      std::memcpy(buffer.data() + at, buffer.data(), std::min(first, bytes - at));
+    }
+    last_user = user;
+  }
+  return buffer.span().first(bytes);
+}
+
+// How many pieces of `piece_bytes` a workload goes through.
+std::int64_t num_pieces(Source source, std::size_t piece_bytes) {
+  if (source == Source::kHot) return 1;
+  return static_cast<std::int64_t>(ceil_div(memory_bytes(), piece_bytes));
+}
+
+// What one call must move and compute, and the size of what it is taken from.
+struct Work {
+  double bytes = 0;
+  double operations = 0;
+  std::size_t footprint = 0;
+};
+
+// The footprint whose ceiling a workload is compared with; few different ones, because each takes
+// a second to measure.
+std::size_t ceiling_footprint(std::size_t footprint) {
+  return footprint >= memory_bytes() ? memory_bytes() : std::bit_ceil(footprint);
+}
+
+void report(benchmark::State& state, const Work& work, int num_threads) {
+  using benchmark::Counter;
+  const auto rate = Counter::kIsIterationInvariantRate;
+  state.counters["bytes"] = work.bytes;
+  state.counters["operations"] = work.operations;
+  state.counters["GB/s"] = Counter(work.bytes / 1e9, rate);
+  state.counters["GFLOP/s"] = Counter(work.operations / 1e9, rate);
+  state.counters["read_share"] =
+      Counter(work.bytes / read_ceiling(num_threads, ceiling_footprint(work.footprint)), rate);
+  state.counters["fma_share"] = Counter(work.operations / fma_ceiling(num_threads), rate);
+}
+
+void run_matmul(benchmark::State& state, const MatmulWorkload& workload, int num_threads) {
+  const std::size_t weight_bytes =
+      packed_bytes(workload.num_outputs, workload.num_inputs, workload.dtype);
+  const std::int64_t copies = num_pieces(workload.source, weight_bytes);
+  const auto weights = working_set(workload.name, static_cast<std::size_t>(copies) * weight_bytes);
+  const AlignedBuffer<float> x = random_floats(std::int64_t{workload.rows} * workload.num_inputs);
+  AlignedBuffer<float> y(static_cast<std::size_t>(workload.rows * workload.num_outputs));
+  MatmulArgs job = {
+      .weights = {weights.data(), workload.dtype, workload.num_outputs, workload.num_inputs},
+      .x = x.data(),
+      .x_stride = workload.num_inputs,
+      .y = y.data(),
+      .y_stride = workload.num_outputs,
+      .rows = workload.rows};
+  {
+    Runner runner(num_threads);
+    std::int64_t copy = 0;
+    for (auto _ : state) {
+      job.weights.panels = weights.data() + static_cast<std::size_t>(copy) * weight_bytes;
+      matmul(runner.context, job);
+      copy = copy + 1 < copies ? copy + 1 : 0;
+    }
+  }
+  report(state,
+         {.bytes = static_cast<double>(weight_bytes + (x.size() + y.size()) * sizeof(float)),
+          .operations = 2.0 * workload.rows * workload.num_outputs * workload.num_inputs,
+          .footprint = weights.size()},
+         num_threads);
+}
+
+// One sequence's step: inputs, constants, and pages in the working set.
+class KdaCall {
+ public:
+  KdaCall(std::string_view name, const KdaWorkload& workload)
+      : workload_(workload),
+        width_(std::int64_t{workload.num_heads} * workload.head_dim),
+        tokens_(random_floats(5 * width_ * workload.num_tokens)),
+        beta_(random_floats(std::int64_t{workload.num_heads} * workload.num_tokens)),
+        constants_(random_floats(13 * width_)),
+        decay_rate_(static_cast<std::size_t>(workload.num_heads)),
+        num_slots_(num_pieces(workload.source, slot_bytes())),
+        pages_(working_set(name, static_cast<std::size_t>(num_slots_) * slot_bytes())) {
+    std::ranges::fill(decay_rate_.span(), 1.0f);
+    const std::int64_t section = width_ * workload.num_tokens;
+    args_.num_heads = workload.num_heads;
+    args_.head_dim = workload.head_dim;
+    for (std::size_t i = 0; i < 3; ++i) {
+      args_.qkv[i] = tokens_.data() + static_cast<std::int64_t>(i) * section;
+      args_.conv_weight[i] = constants_.data() + static_cast<std::int64_t>(4 * i) * width_;
+    }
+    args_.decay = tokens_.data() + 3 * section;
+    args_.o = tokens_.data() + 4 * section;
+    args_.qkv_stride = args_.decay_stride = args_.o_stride = width_;
+    args_.beta = beta_.data();
+    args_.beta_stride = workload.num_heads;
+    args_.dt_bias = constants_.data() + 12 * width_;
+    args_.decay_rate = decay_rate_.data();
+    args_.pages = {.state_base = reinterpret_cast<float*>(pages_.data()),
+                   .window_base = reinterpret_cast<float*>(pages_.data()) + state_floats(),
+                   .slot_stride = static_cast<std::int64_t>(slot_bytes() / sizeof(float)),
+                   .num_slots = static_cast<std::int32_t>(num_slots_)};
+  }
+  KdaCall(const KdaCall&) = delete;
+  KdaCall& operator=(const KdaCall&) = delete;
+
+  // Advances the sequence of the next slot.
+  void advance(ExecutionContext& context) {
+    const StateWrite write = {.count = workload_.num_tokens, .page = SlotId(slot_)};
+    run(context, std::span(&write, 1));
+    slot_ = slot_ + 1 < num_slots_ ? slot_ + 1 : 0;
+  }
+  // Reads the sequence of slot 0 and writes nothing back.
+  void look(ExecutionContext& context) { run(context, {}); }
+
+  // The state of slot 0.
+  std::span<float> state() {
+    return {args_.pages.state_base, static_cast<std::size_t>(state_floats())};
+  }
+
+  // State and window in and out; four inputs and one output a token. Seven operations for each
+  // value of the state: a product and three fused steps.
+  Work work() const {
+    const auto window = kda_window_floats(workload_.num_heads, workload_.head_dim);
+    const std::int64_t floats = 2 * (state_floats() + window) + 5 * width_ * workload_.num_tokens;
+    return {.bytes = static_cast<double>(floats) * sizeof(float),
+            .operations = 7.0 * static_cast<double>(state_floats()) * workload_.num_tokens,
+            .footprint = pages_.size()};
+  }
+
+ private:
+  std::int64_t state_floats() const {
+    return kda_state_floats(workload_.num_heads, workload_.head_dim);
+  }
+  std::size_t slot_bytes() const {
+    const auto window = kda_window_floats(workload_.num_heads, workload_.head_dim);
+    return static_cast<std::size_t>(state_floats() + window) * sizeof(float);
+  }
+
+  void run(ExecutionContext& context, std::span<const StateWrite> writes) {
+    const SequenceRow row = {.first_token = 0,
+                             .num_tokens = workload_.num_tokens,
+                             .first_position = 100,
+                             .block_table = {},
+                             .state_page = SlotId(slot_),
+                             .writes = writes};
+    args_.rows = std::span(&row, 1);
+    kda_step(context, args_);
+  }
+
+  KdaWorkload workload_;
+  std::int64_t width_;
+  AlignedBuffer<float> tokens_, beta_, constants_, decay_rate_;
+  std::int64_t num_slots_;
+  std::span<std::byte> pages_;
+  std::int32_t slot_ = 0;
+  KdaStepArgs args_;
+};
+
+void run_kda(benchmark::State& state, const KdaWorkload& workload, int num_threads) {
+  KdaCall call(fmt::format("kda/{}", workload.name), workload);
+  {
+    Runner runner(num_threads);
+    for (auto _ : state) call.advance(runner.context);
+  }
+  report(state, call.work(), num_threads);
+}
+
+// What a state full of very small values costs, as a ratio to an ordinary one: the median of nine
+// alternating pairs. At the limit of what is ever stored it should be 1; `denormal` is a state
+// that the rule of NUMERICS keeps from arising, and shows what the rule is for.
+void run_kda_tiny(benchmark::State& state) {
+  constexpr int kPairs = 9;
+  constexpr int kCalls = 20;
+  KdaCall call("kda/tiny", {"tiny", 32, 128, 1, Source::kHot});
+  Runner runner(1);
+  const std::vector<float> ordinary(call.state().begin(), call.state().end());
+  const auto time_state = [&](float factor) {
+    for (std::size_t i = 0; i < ordinary.size(); ++i) {
+      // At least `factor`: nothing smaller than 2^-64 is ever stored.
+      call.state()[i] = factor * (ordinary[i] < 0 ? ordinary[i] - 1.0f : ordinary[i] + 1.0f);
+    }
+    call.look(runner.context);
+    const Seconds begin = now();
+    for (int i = 0; i < kCalls; ++i) call.look(runner.context);
+    return (now() - begin).count();
+  };
+  for (auto _ : state) {
+    std::map<std::string, std::vector<double>> ratios;
+    double total = 0;
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const double usual = time_state(1.0f);
+      ratios["tiny"].push_back(time_state(0x1p-64f) / usual);
+      ratios["denormal"].push_back(time_state(0x1p-128f) / usual);
+      total += usual;
+    }
+    for (auto& [name, values] : ratios) {
+      std::ranges::sort(values);
+      state.counters[name + "_ratio"] = values[kPairs / 2];
+      state.counters[name + "_min"] = values.front();
+      state.counters[name + "_max"] = values.back();
+    }
+    state.SetIterationTime(total / (kPairs * kCalls));
+  }
+}
+
+void run_mla(benchmark::State& state, const MlaWorkload& workload, int num_threads) {
+  constexpr std::int32_t kTokensPerBlock = 32;
+  const std::int64_t row_bytes = std::int64_t{workload.width} * dtype_bytes(workload.dtype);
+  const std::size_t sequence_bytes = static_cast<std::size_t>(workload.num_keys * row_bytes);
+  const std::int64_t sequences = num_pieces(workload.source, sequence_bytes);
+  const auto pages = working_set(fmt::format("mla/{}", workload.name),
+                                 static_cast<std::size_t>(sequences) * sequence_bytes);
+  const std::int32_t blocks = workload.num_keys / kTokensPerBlock;
+  // Blocks of all sequences, interleaved as they are when sequences grow side by side.
+  std::vector<std::vector<SlotId>> tables(static_cast<std::size_t>(sequences));
+  for (std::int32_t slot = 0; slot < sequences * blocks; ++slot) {
+    tables[static_cast<std::size_t>(slot % sequences)].push_back(SlotId(slot));
+  }
+  const AlignedBuffer<float> q =
+      random_floats(std::int64_t{workload.num_tokens} * workload.heads * workload.width);
+  AlignedBuffer<float> latent(
+      static_cast<std::size_t>(workload.num_tokens * workload.heads * workload.rank));
+  SequenceRow row = {.first_token = 0,
+                     .num_tokens = workload.num_tokens,
+                     .first_position = workload.num_keys - workload.num_tokens,
+                     .block_table = {},
+                     .state_page = {},
+                     .writes = {}};
+  const MlaAttentionArgs args = {
+      .q = q.data(),
+      .q_stride = std::int64_t{workload.heads} * workload.width,
+      .latent = latent.data(),
+      .latent_stride = std::int64_t{workload.heads} * workload.rank,
+      .heads = workload.heads,
+      .rank = workload.rank,
+      .scale = 0.05f,
+      .pages = {.base = pages.data(),
+                .slot_stride = kTokensPerBlock * row_bytes,
+                .token_stride = row_bytes,
+                .num_slots = static_cast<std::int32_t>(sequences) * blocks,
+                .tokens_per_block = kTokensPerBlock,
+                .width = workload.width,
+                .dtype = workload.dtype},
+      .rows = std::span(&row, 1)};
+  {
+    Runner runner(num_threads);
+    std::size_t sequence = 0;
+    for (auto _ : state) {
+      row.block_table = tables[sequence];
+      mla_attention(runner.context, args);
+      sequence = sequence + 1 < tables.size() ? sequence + 1 : 0;
+    }
+  }
+  // Token t of n attends to keys - n + 1 + t of them.
+  const double pairs = workload.num_tokens * (workload.num_keys - 0.5 * (workload.num_tokens - 1));
+  report(state,
+         {.bytes = static_cast<double>(sequence_bytes + (q.size() + latent.size()) * sizeof(float)),
+          .operations = 2.0 * pairs * workload.heads * (workload.width + workload.rank),
+          .footprint = pages.size()},
+         num_threads);
+}
+
+// Registers each workload with one thread and with all.
+template <class Workload, class Run>
+void register_workloads(std::string_view kernel, const Workload& workloads, Run run) {
+  const int all = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  for (const auto& workload : workloads) {
+    for (const int num_threads : {1, all}) {
+      const std::string name = fmt::format("{}/{}/threads:{}", kernel, workload.name, num_threads);
+      benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
+        run(state, workload, num_threads);
+      })->UseRealTime();
+      if (all == 1) break;
+    }
+  }
+}
+
+[[maybe_unused]] const bool registered = [] {
+  benchmark::AddCustomContext("target", std::string(to_string(best_target())));
+  benchmark::AddCustomContext("compiler", __VERSION__);
+  register_workloads("matmul", kMatmulWorkloads, run_matmul);
+  register_workloads("kda_step", kKdaWorkloads, run_kda);
+  benchmark::RegisterBenchmark("kda_step/tiny_state", run_kda_tiny)->UseManualTime()->Iterations(1);
+  register_workloads("mla_attention", kMlaWorkloads, run_mla);
+  return true;
+}();
+
+}  // namespace
+}  // namespace slackwater::kernels

@@ -1,0 +1,527 @@
+#include "slackwater/model/forward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "model/weights.h"
+#include "slackwater/base/aligned_buffer.h"
+#include "slackwater/base/check.h"
+#include "slackwater/base/fp_mode.h"
+#include "slackwater/kernels/kda.h"
+#include "slackwater/kernels/mla.h"
+#include "slackwater/kernels/moe.h"
+#include "slackwater/kernels/norm.h"
+
+namespace slackwater::model {
+namespace {
+
+using kernels::Epilogue;
+using kernels::MatmulArgs;
+using kernels::PackedWeights;
+
+// eps of kv_a_layernorm in the published code, whatever rms_norm_eps is.
+constexpr float kLatentNormEps = 1e-6f;
+
+// Rows of f32 values: where the first one lies, and floats from one to the next.
+struct SourceRows {
+  const float* values;
+  std::int64_t stride;
+};
+struct TargetRows {
+  float* values;
+  std::int64_t stride;
+};
+
+MatmulArgs product(const PackedWeights& weights, SourceRows x, TargetRows y, std::int32_t rows) {
+  MatmulArgs job;
+  job.weights = weights;
+  job.x = x.values;
+  job.x_stride = x.stride;
+  job.y = y.values;
+  job.y_stride = y.stride;
+  job.rows = rows;
+  return job;
+}
+
+// A matrix of f32 activations, [rows, width].
+class Activations {
+ public:
+  Activations() = default;
+  Activations(std::int64_t rows, std::int64_t width)
+      : width_(width), values_(static_cast<std::size_t>(rows * width)) {}
+
+  float* row(std::int64_t r) { return values_.data() + r * width_; }
+  float* values() { return values_.data(); }
+  std::int64_t width() const { return width_; }
+
+ private:
+  std::int64_t width_ = 0;
+  AlignedBuffer<float> values_;
+};
+
+// Widths of the widest projections over all layers of a model.
+struct Widths {
+  std::int64_t in_proj = 0;    // of an attention part
+  std::int64_t head_wide = 0;  // decay, gate, o: P; attention output: heads * value
+  std::int64_t absorbed = 0;   // heads * (rank + rope)
+  std::int64_t latent = 0;     // heads * rank
+  std::int64_t dense = 0;      // width of a dense feed-forward part
+  std::int64_t shared = 0;     // width of the shared expert
+};
+
+Widths widths_of(const ModelConfig& config) {
+  const std::int64_t kda_width = config.kda_width();
+  const std::int64_t gate =
+      config.full_rank_output_gate ? kda_width : std::int64_t{config.kda_head_dim};
+  const std::int64_t heads = config.num_heads;
+  Widths widths;
+  if (config.num_kda_layers() > 0) {
+    widths.in_proj = 3 * kda_width + config.kda_head_dim + gate + config.kda_num_heads;
+    widths.head_wide = kda_width;
+  }
+  if (config.num_mla_layers() > 0) {
+    const std::int64_t q = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim);
+    widths.in_proj = std::max(widths.in_proj, q + config.mla_row_width());
+    widths.head_wide = std::max(widths.head_wide, heads * config.v_head_dim);
+    widths.absorbed = heads * config.mla_row_width();
+    widths.latent = heads * config.kv_lora_rank;
+  }
+  for (std::int32_t i = 0; i < config.num_layers; ++i) {
+    if (!config.is_moe_layer(i)) widths.dense = config.intermediate_size;
+  }
+  widths.shared = std::int64_t{config.num_shared_experts} * config.moe_intermediate_size;
+  return widths;
+}
+
+}  // namespace
+
+// The layers, with the activations of one batch.
+class ForwardPass::Layers {
+ public:
+  Layers(const Model& model, kernels::ExecutionContext& context, Limits limits);
+
+  // Not inlined, so that no arithmetic moves in front of the caller's FpModeGuard.
+  [[gnu::noinline]] void run(const ForwardBatch& batch, std::span<float> logits);
+  Limits limits() const { return limits_; }
+
+ private:
+  void check(const ForwardBatch& batch, std::span<float> logits) const;
+  void embed(const ForwardBatch& batch);
+  void normalise(const float* weight);
+  void run_kda(const KdaWeights& kda, const ForwardBatch& batch,
+               const kernels::RecurrentPages& pages);
+  void run_mla(const MlaWeights& mla, const ForwardBatch& batch, const kernels::LatentPages& pages);
+  void absorb_queries(const MlaWeights& mla);
+  void run_dense(const DenseWeights& dense);
+  void run_moe(const MoeWeights& moe);
+  void route(const MoeWeights& moe);
+  void run_head(const ForwardBatch& batch, std::span<float> logits);
+
+  const Model& model_;
+  const ModelConfig& config_;
+  kernels::ExecutionContext& context_;
+  Limits limits_;
+  std::int32_t tokens_ = 0;  // T of the batch in hand
+
+  Activations hidden_;          // [T, hidden]: the residual stream
+  Activations normed_;          // [T, hidden]
+  Activations in_proj_;         // [T, widest attention projection]
+  Activations decay_;           // [T, P]
+  Activations gate_;            // [T, P]
+  Activations heads_;           // [T, heads * dim]: output of the attention part, before out_proj
+  Activations absorbed_;        // [T, heads * (rank + rope)]
+  Activations latent_;          // [T, heads * rank]
+  Activations gate_up_;         // [T, 2 * width] of the dense part or the shared expert
+  Activations glu_;             // [T, width]
+  Activations shared_;          // [T, hidden]
+  Activations router_;          // [T, experts]
+  Activations expert_gate_up_;  // [T * chosen, 2 * expert width]
+  Activations expert_glu_;      // [T * chosen, expert width]
+  Activations expert_out_;      // [T * chosen, hidden]
+  Activations expert_weights_;  // [T, chosen]
+  Activations last_;            // [L, hidden]
+  std::vector<std::int32_t> expert_ids_;      // [T, chosen]
+  std::vector<std::int32_t> expert_offsets_;  // [experts + 1]
+  std::vector<std::int32_t> pair_tokens_;     // [T * chosen]
+  std::vector<std::int32_t> pair_of_choice_;  // [T, chosen]
+  std::vector<MatmulArgs> jobs_;
+};
+
+ForwardPass::Layers::Layers(const Model& model, kernels::ExecutionContext& context, Limits limits)
+    : model_(model), config_(model.config()), context_(context), limits_(limits) {
+  SLACKWATER_CHECK(limits.max_tokens > 0 && limits.max_logits > 0, "limits {} and {}",
+                   limits.max_tokens, limits.max_logits);
+  const std::int64_t rows = limits.max_tokens;
+  const std::int64_t hidden = config_.hidden_size;
+  const Widths widths = widths_of(config_);
+  hidden_ = Activations(rows, hidden);
+  normed_ = Activations(rows, hidden);
+  in_proj_ = Activations(rows, widths.in_proj);
+  decay_ = Activations(rows, config_.num_kda_layers() > 0 ? widths.head_wide : 0);
+  gate_ = Activations(rows, config_.num_kda_layers() > 0 ? widths.head_wide : 0);
+  heads_ = Activations(rows, widths.head_wide);
+  absorbed_ = Activations(rows, widths.absorbed);
+  latent_ = Activations(rows, widths.latent);
+  const std::int64_t width = std::max(widths.dense, widths.shared);
+  gate_up_ = Activations(rows, 2 * width);
+  glu_ = Activations(rows, width);
+  shared_ = Activations(rows, hidden);
+  last_ = Activations(limits.max_logits, hidden);
+  jobs_.reserve(static_cast<std::size_t>(std::max(config_.num_heads, config_.num_experts + 1)));
+  if (config_.num_experts == 0) return;
+  const std::int64_t pairs = rows * config_.num_experts_per_token;
+  router_ = Activations(rows, config_.num_experts);
+  expert_gate_up_ = Activations(pairs, 2 * std::int64_t{config_.moe_intermediate_size});
+  expert_glu_ = Activations(pairs, config_.moe_intermediate_size);
+  expert_out_ = Activations(pairs, hidden);
+  expert_weights_ = Activations(rows, config_.num_experts_per_token);
+  expert_ids_.resize(static_cast<std::size_t>(pairs));
+  expert_offsets_.resize(static_cast<std::size_t>(config_.num_experts) + 1);
+  pair_tokens_.resize(static_cast<std::size_t>(pairs));
+  pair_of_choice_.resize(static_cast<std::size_t>(pairs));
+}
+
+void ForwardPass::Layers::check(const ForwardBatch& batch, std::span<float> logits) const {
+  const std::int64_t tokens = std::ssize(batch.token_ids);
+  SLACKWATER_CHECK(tokens <= limits_.max_tokens, "{} tokens of at most {}", tokens,
+                   limits_.max_tokens);
+  SLACKWATER_CHECK(std::ssize(batch.logit_tokens) <= limits_.max_logits, "{} logits of at most {}",
+                   batch.logit_tokens.size(), limits_.max_logits);
+  SLACKWATER_CHECK(
+      logits.size() == batch.logit_tokens.size() * static_cast<std::size_t>(config_.vocab_size),
+      "room for {} logits, {} rows of {}", logits.size(), batch.logit_tokens.size(),
+      config_.vocab_size);
+  SLACKWATER_CHECK(std::ssize(batch.latent_pages) == config_.num_mla_layers() &&
+                       std::ssize(batch.recurrent_pages) == config_.num_kda_layers(),
+                   "pages of {} + {} layers for a model of {} + {}", batch.latent_pages.size(),
+                   batch.recurrent_pages.size(), config_.num_mla_layers(),
+                   config_.num_kda_layers());
+  std::int64_t next = 0;
+  for (const kernels::SequenceRow& row : batch.rows) {
+    SLACKWATER_CHECK(row.first_token == next, "row starts at token {}, the last one ended at {}",
+                     row.first_token, next);
+    next += row.num_tokens;
+  }
+  SLACKWATER_CHECK(next == tokens, "rows cover {} of {} tokens", next, tokens);
+  for (const TokenId id : batch.token_ids) {
+    SLACKWATER_CHECK(0 <= id && id < config_.vocab_size, "token {} of {}", id, config_.vocab_size);
+  }
+  for (const std::int32_t token : batch.logit_tokens) {
+    SLACKWATER_CHECK(0 <= token && token < tokens, "logits of token {} of {}", token, tokens);
+  }
+}
+
+void ForwardPass::Layers::embed(const ForwardBatch& batch) {
+  const ModelWeights& weights = model_.weights();
+  const std::int64_t hidden = config_.hidden_size;
+  for (std::int64_t t = 0; t < tokens_; ++t) {
+    const std::int64_t first = batch.token_ids[static_cast<std::size_t>(t)] * hidden;
+    float* h = hidden_.row(t);
+    if (weights.embedding_dtype == DType::kF32) {
+      const float* values = reinterpret_cast<const float*>(weights.embedding) + first;
+      std::copy(values, values + hidden, h);
+    } else {
+      const Bf16* values = reinterpret_cast<const Bf16*>(weights.embedding) + first;
+      std::transform(values, values + hidden, h, bf16_to_f32);
+    }
+  }
+}
+
+void ForwardPass::Layers::normalise(const float* weight) {
+  kernels::RmsNormArgs args;
+  args.x = hidden_.values();
+  args.x_stride = hidden_.width();
+  args.weight = weight;
+  args.y = normed_.values();
+  args.y_stride = normed_.width();
+  args.rows = tokens_;
+  args.n = config_.hidden_size;
+  args.eps = config_.rms_norm_eps;
+  kernels::rms_norm(context_, args);
+}
+
+void ForwardPass::Layers::run_kda(const KdaWeights& kda, const ForwardBatch& batch,
+                                  const kernels::RecurrentPages& pages) {
+  const std::int64_t width = config_.kda_width();
+  const std::int64_t stride = kda.in_proj.num_outputs;
+  const std::int64_t dim = config_.kda_head_dim;
+  float* projected = in_proj_.values();
+  kernels::matmul(context_, product(kda.in_proj, {normed_.values(), normed_.width()},
+                                    {projected, stride}, tokens_));
+  // Columns [q | k | v | f_a | gate or g_a | beta].
+  const float* decay_down = projected + 3 * width;
+  const float* gate = decay_down + dim;
+  std::int64_t gate_stride = stride;
+  const float* beta = gate + (kda.gate_up.has_value() ? dim : width);
+  jobs_.clear();
+  jobs_.push_back(product(kda.decay_up, {decay_down, stride}, {decay_.values(), width}, tokens_));
+  if (kda.gate_up.has_value()) {
+    jobs_.push_back(product(*kda.gate_up, {gate, stride}, {gate_.values(), width}, tokens_));
+    gate = gate_.values();
+    gate_stride = width;
+  }
+  kernels::matmul(context_, jobs_);
+
+  kernels::KdaStepArgs step;
+  step.num_heads = config_.kda_num_heads;
+  step.head_dim = config_.kda_head_dim;
+  step.qkv = {projected, projected + width, projected + 2 * width};
+  step.qkv_stride = stride;
+  step.decay = decay_.values();
+  step.decay_stride = width;
+  step.beta = beta;
+  step.beta_stride = stride;
+  step.conv_weight = kda.conv;
+  step.dt_bias = kda.dt_bias;
+  step.decay_rate = kda.decay_rate;
+  step.gate_lower_bound = config_.gate_lower_bound;
+  step.pages = pages;
+  step.rows = batch.rows;
+  step.o = heads_.values();
+  step.o_stride = width;
+  kernels::kda_step(context_, step);
+
+  kernels::GatedHeadNormArgs norm;
+  norm.x = heads_.values();
+  norm.x_stride = width;
+  norm.gate = gate;
+  norm.gate_stride = gate_stride;
+  norm.weight = kda.out_norm;
+  norm.y = heads_.values();
+  norm.y_stride = width;
+  norm.rows = tokens_;
+  norm.heads = config_.kda_num_heads;
+  norm.head_dim = config_.kda_head_dim;
+  norm.eps = config_.rms_norm_eps;
+  kernels::gated_head_norm(context_, norm);
+
+  MatmulArgs out =
+      product(kda.out_proj, {heads_.values(), width}, {hidden_.values(), hidden_.width()}, tokens_);
+  out.epilogue = Epilogue::kAdd;
+  kernels::matmul(context_, out);
+}
+
+// absorbed = [B_k^T q_n | q_r] per head, from q = [q_n | q_r] in the projections.
+void ForwardPass::Layers::absorb_queries(const MlaWeights& mla) {
+  const std::int64_t nope = config_.qk_nope_head_dim;
+  const std::int64_t rope = config_.qk_rope_head_dim;
+  const std::int64_t rank = config_.kv_lora_rank;
+  const std::int64_t stride = mla.in_proj.num_outputs;
+  jobs_.clear();
+  for (std::int64_t head = 0; head < config_.num_heads; ++head) {
+    jobs_.push_back(product(mla.key_up[static_cast<std::size_t>(head)],
+                            {in_proj_.values() + head * (nope + rope), stride},
+                            {absorbed_.values() + head * (rank + rope), absorbed_.width()},
+                            tokens_));
+  }
+  kernels::matmul(context_, jobs_);
+  for (std::int64_t t = 0; t < tokens_; ++t) {
+    const float* q = in_proj_.values() + t * stride;
+    for (std::int64_t head = 0; head < config_.num_heads; ++head) {
+      const float* q_r = q + head * (nope + rope) + nope;
+      std::copy(q_r, q_r + rope, absorbed_.row(t) + head * (rank + rope) + rank);
+    }
+  }
+}
+
+void ForwardPass::Layers::run_mla(const MlaWeights& mla, const ForwardBatch& batch,
+                                  const kernels::LatentPages& pages) {
+  const std::int64_t heads = config_.num_heads;
+  const std::int64_t key_width = config_.qk_nope_head_dim + config_.qk_rope_head_dim;
+  const std::int64_t value = config_.v_head_dim;
+  const std::int64_t rank = config_.kv_lora_rank;
+  const std::int64_t stride = mla.in_proj.num_outputs;
+  kernels::matmul(context_, product(mla.in_proj, {normed_.values(), normed_.width()},
+                                    {in_proj_.values(), stride}, tokens_));
+
+  kernels::MlaWriteArgs write;
+  write.kv = in_proj_.values() + heads * key_width;
+  write.kv_stride = stride;
+  write.norm_weight = mla.latent_norm;
+  write.rank = config_.kv_lora_rank;
+  write.eps = kLatentNormEps;
+  write.pages = pages;
+  write.rows = batch.rows;
+  kernels::mla_write(context_, write);
+
+  absorb_queries(mla);
+  kernels::MlaAttentionArgs attention;
+  attention.q = absorbed_.values();
+  attention.q_stride = absorbed_.width();
+  attention.latent = latent_.values();
+  attention.latent_stride = latent_.width();
+  attention.heads = config_.num_heads;
+  attention.rank = config_.kv_lora_rank;
+  attention.scale = 1.0f / std::sqrt(static_cast<float>(key_width));
+  attention.pages = pages;
+  attention.rows = batch.rows;
+  kernels::mla_attention(context_, attention);
+
+  jobs_.clear();
+  for (std::int64_t head = 0; head < heads; ++head) {
+    jobs_.push_back(product(mla.value_up[static_cast<std::size_t>(head)],
+                            {latent_.values() + head * rank, latent_.width()},
+                            {heads_.values() + head * value, heads * value}, tokens_));
+  }
+  kernels::matmul(context_, jobs_);
+  MatmulArgs out = product(mla.out_proj, {heads_.values(), heads * value},
+                           {hidden_.values(), hidden_.width()}, tokens_);
+  out.epilogue = Epilogue::kAdd;
+  kernels::matmul(context_, out);
+}
+
+void ForwardPass::Layers::run_dense(const DenseWeights& dense) {
+  const std::int32_t width = dense.down.num_inputs;
+  kernels::matmul(context_, product(dense.gate_up, {normed_.values(), normed_.width()},
+                                    {gate_up_.values(), 2 * width}, tokens_));
+  kernels::glu(context_, {gate_up_.values(), 2 * width, glu_.values(), width, tokens_, width});
+  MatmulArgs down =
+      product(dense.down, {glu_.values(), width}, {hidden_.values(), hidden_.width()}, tokens_);
+  down.epilogue = Epilogue::kAdd;
+  kernels::matmul(context_, down);
+}
+
+void ForwardPass::Layers::route(const MoeWeights& moe) {
+  kernels::matmul(context_, product(moe.router, {normed_.values(), normed_.width()},
+                                    {router_.values(), router_.width()}, tokens_));
+  kernels::MoeRouteArgs args;
+  args.logits = router_.values();
+  args.logits_stride = router_.width();
+  args.bias = moe.selection_bias;
+  args.tokens = tokens_;
+  args.experts = config_.num_experts;
+  args.chosen = config_.num_experts_per_token;
+  args.renormalize = config_.renormalize_routing;
+  args.scale = config_.routed_scaling_factor;
+  args.expert_ids = expert_ids_.data();
+  args.weights = expert_weights_.values();
+  kernels::moe_route(context_, args);
+
+  kernels::MoeGroupArgs group;
+  group.expert_ids = expert_ids_.data();
+  group.tokens = tokens_;
+  group.experts = config_.num_experts;
+  group.chosen = config_.num_experts_per_token;
+  group.offsets = expert_offsets_.data();
+  group.pair_tokens = pair_tokens_.data();
+  group.pair_of_choice = pair_of_choice_.data();
+  kernels::moe_group(context_, group);
+}
+
+void ForwardPass::Layers::run_moe(const MoeWeights& moe) {
+  route(moe);
+  const std::int32_t width = config_.moe_intermediate_size;
+  const std::int32_t shared_width = moe.shared.has_value() ? moe.shared->down.num_inputs : 0;
+  const std::int32_t pairs = tokens_ * config_.num_experts_per_token;
+  const auto for_each_expert = [this](auto&& job_of) {
+    jobs_.clear();
+    for (std::int32_t e = 0; e < config_.num_experts; ++e) {
+      const std::int32_t first = expert_offsets_[static_cast<std::size_t>(e)];
+      const std::int32_t rows = expert_offsets_[static_cast<std::size_t>(e) + 1] - first;
+      if (rows > 0) jobs_.push_back(job_of(static_cast<std::size_t>(e), first, rows));
+    }
+  };
+
+  for_each_expert([&](std::size_t e, std::int32_t first, std::int32_t rows) {
+    MatmulArgs job = product(moe.experts[e].gate_up, {normed_.values(), normed_.width()},
+                             {expert_gate_up_.row(first), 2 * width}, rows);
+    job.x_rows = pair_tokens_.data() + first;
+    return job;
+  });
+  if (moe.shared.has_value()) {
+    jobs_.push_back(product(moe.shared->gate_up, {normed_.values(), normed_.width()},
+                            {gate_up_.values(), 2 * shared_width}, tokens_));
+  }
+  kernels::matmul(context_, jobs_);
+
+  const kernels::GluArgs glus[] = {
+      {expert_gate_up_.values(), 2 * width, expert_glu_.values(), width, pairs, width},
+      {gate_up_.values(), 2 * shared_width, glu_.values(), shared_width, tokens_, shared_width}};
+  kernels::glu(context_, std::span(glus).first(moe.shared.has_value() ? 2 : 1));
+
+  for_each_expert([&](std::size_t e, std::int32_t first, std::int32_t rows) {
+    return product(moe.experts[e].down, {expert_glu_.row(first), width},
+                   {expert_out_.row(first), expert_out_.width()}, rows);
+  });
+  if (moe.shared.has_value()) {
+    jobs_.push_back(product(moe.shared->down, {glu_.values(), shared_width},
+                            {shared_.values(), shared_.width()}, tokens_));
+  }
+  kernels::matmul(context_, jobs_);
+
+  kernels::MoeCombineArgs combine;
+  combine.expert_y = expert_out_.values();
+  combine.expert_y_stride = expert_out_.width();
+  combine.shared_y = moe.shared.has_value() ? shared_.values() : nullptr;
+  combine.shared_y_stride = shared_.width();
+  combine.weights = expert_weights_.values();
+  combine.pair_of_choice = pair_of_choice_.data();
+  combine.tokens = tokens_;
+  combine.chosen = config_.num_experts_per_token;
+  combine.width = config_.hidden_size;
+  combine.h = hidden_.values();
+  combine.h_stride = hidden_.width();
+  kernels::moe_combine(context_, combine);
+}
+
+void ForwardPass::Layers::run_head(const ForwardBatch& batch, std::span<float> logits) {
+  const auto rows = static_cast<std::int32_t>(batch.logit_tokens.size());
+  if (rows == 0) return;
+  for (std::int32_t i = 0; i < rows; ++i) {
+    const float* h = hidden_.row(batch.logit_tokens[static_cast<std::size_t>(i)]);
+    std::copy(h, h + hidden_.width(), last_.row(i));
+  }
+  kernels::RmsNormArgs norm;
+  norm.x = last_.values();
+  norm.x_stride = last_.width();
+  norm.weight = model_.weights().final_norm;
+  norm.y = last_.values();
+  norm.y_stride = last_.width();
+  norm.rows = rows;
+  norm.n = config_.hidden_size;
+  norm.eps = config_.rms_norm_eps;
+  kernels::rms_norm(context_, norm);
+  kernels::matmul(context_, product(model_.weights().lm_head, {last_.values(), last_.width()},
+                                    {logits.data(), config_.vocab_size}, rows));
+}
+
+void ForwardPass::Layers::run(const ForwardBatch& batch, std::span<float> logits) {
+  check(batch, logits);
+  const ThreadPool::Step step(context_.pool());
+  tokens_ = static_cast<std::int32_t>(batch.token_ids.size());
+  embed(batch);
+  std::size_t kda_layer = 0;
+  std::size_t mla_layer = 0;
+  for (const LayerWeights& layer : model_.weights().layers) {
+    normalise(layer.attention_norm);
+    if (const auto* kda = std::get_if<KdaWeights>(&layer.attention)) {
+      run_kda(*kda, batch, batch.recurrent_pages[kda_layer++]);
+    } else {
+      run_mla(std::get<MlaWeights>(layer.attention), batch, batch.latent_pages[mla_layer++]);
+    }
+    normalise(layer.feed_forward_norm);
+    if (const auto* dense = std::get_if<DenseWeights>(&layer.feed_forward)) {
+      run_dense(*dense);
+    } else {
+      run_moe(std::get<MoeWeights>(layer.feed_forward));
+    }
+  }
+  run_head(batch, logits);
+}
+
+ForwardPass::ForwardPass(const Model& model, kernels::ExecutionContext& context, Limits limits)
+    : layers_(std::make_unique<Layers>(model, context, limits)) {}
+ForwardPass::~ForwardPass() = default;
+ForwardPass::ForwardPass(ForwardPass&&) noexcept = default;
+
+void ForwardPass::run(const ForwardBatch& batch, std::span<float> logits) {
+  // The layers compute a few constants between the kernels, which guard themselves.
+  const FpModeGuard fp_mode;
+  layers_->run(batch, logits);
+}
+
+ForwardPass::Limits ForwardPass::limits() const { return layers_->limits(); }
+
+}  // namespace slackwater::model
