@@ -21,7 +21,6 @@
 #include "kernels/vector_math.h"
 #include "slackwater/base/dtype.h"
 #include "slackwater/base/mutant.h"
-#include "slackwater/base/mutant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace slackwater::kernels::HWY_NAMESPACE {
