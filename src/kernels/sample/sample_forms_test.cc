@@ -20,8 +20,19 @@ constexpr std::int32_t kVocabularies[] = {1, 3, 7, 15, 16, 17, 63, 64, 65, 500, 
 // Shapes of a row of logits. Each stresses other branches: ties, long and short prefixes, tokens
 // far out of reach, magnitudes at which noise or temperature round away, or at which the last bit
 // of a quotient decides.
-enum class Shape { kNormal, kPeaked, kFlat, kTies, kWide, kHuge, kNeighbours, kTiny, kAscending };
-constexpr int kNumShapes = 9;
+enum class Shape {
+  kNormal,
+  kPeaked,
+  kFlat,
+  kTies,
+  kWide,
+  kHuge,
+  kHugeNeighbours,
+  kNeighbours,
+  kTiny,
+  kAscending
+};
+constexpr int kNumShapes = 10;
 
 float draw_logit(Shape shape, Random& random, std::int32_t token) {
   switch (shape) {
@@ -31,7 +42,8 @@ float draw_logit(Shape shape, Random& random, std::int32_t token) {
     case Shape::kTies: return static_cast<float>(random.below(5)) * 0.5f - 1;
     case Shape::kWide: return 30 * random.value();
     case Shape::kHuge: return 1e9f * random.value();
-    case Shape::kNeighbours: return 1e9f + 64 * static_cast<float>(random.below(30));
+    case Shape::kHugeNeighbours: return 1e9f + 64 * static_cast<float>(random.below(30));
+    case Shape::kNeighbours: return 40.0f + 0x1p-18f * static_cast<float>(random.below(30));
     case Shape::kTiny: return 1e-38f * random.value();
     case Shape::kAscending: return 0.01f * static_cast<float>(token);
   }

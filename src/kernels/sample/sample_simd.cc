@@ -373,6 +373,9 @@ struct Draw {
 // Below this z no noise makes a token the winner: it would have to exceed the score of the best
 // token, and noise is at most 16.64. Up to 2^16 in magnitude the roundings of z + noise, and of
 // the limit itself, add up to less than 0.02.
+//
+// The best token by l may share its z with lower tokens, and a filter that ends among those may
+// drop it. Then every token that is left has z_max, and that is above the limit.
 HWY_INLINE float contender_limit(const Draw& draw) {
   if (!(-0x1p16f <= draw.z_max && draw.z_max <= 0x1p16f)) return -HUGE_VALF;
   const auto id = static_cast<std::uint32_t>(draw.best_token);
