@@ -1,5 +1,8 @@
 #include "slackwater/base/clock.h"
 
+#include <array>
+#include <atomic>
+
 #include <gtest/gtest.h>
 
 #include "slackwater/base/thread_pool.h"
@@ -35,22 +38,31 @@ TEST(VirtualClock, StopsAtTheEndOfTimeInsteadOfWrapping) {
   EXPECT_EQ(clock.now(), Nanoseconds::max());
 }
 
-// Long enough that the writers meet on any machine with two cores.
+// Two workers move the clock until they have got in each other's way often enough; a third looks.
 TEST(VirtualClockThreads, LosesNoAdvanceAndGoesBackForNoOne) {
-  constexpr int kAdvances = 300'000;
+  constexpr int kMeetings = 2000;
+  constexpr int kMaxAdvances = 1'000'000;  // Where they hardly meet: a busy or a single core.
   VirtualClock clock;
+  std::atomic<int> meetings{0};
+  std::array<std::int64_t, 3> moved_ns{};
   bool went_back = false;
   ThreadPool pool(3);
   pool.run([&](int worker) {
+    const Nanoseconds move{worker == 2 ? 0 : 3 + 2 * worker};
+    std::int64_t sum_ns = 0;
     Nanoseconds last{0};
-    for (int i = 0; i < kAdvances; ++i) {
-      if (worker == 0) clock.advance(Nanoseconds{5});
-      if (worker == 1) clock.sleep_for(Nanoseconds{3});
-      if (worker == 2) went_back = went_back || clock.now() < last;
-      if (worker == 2) last = clock.now();
+    for (int i = 0; i < kMaxAdvances && meetings.load() < kMeetings; ++i) {
+      const Nanoseconds before = clock.now();
+      clock.sleep_for(move);
+      const Nanoseconds after = clock.now();
+      if (worker == 2) went_back = went_back || before < last || after < before;
+      if (worker != 2 && after - before != move) meetings.fetch_add(1);
+      sum_ns += move.count();
+      last = after;
     }
+    moved_ns.at(static_cast<std::size_t>(worker)) = sum_ns;
   });
-  EXPECT_EQ(clock.now(), Nanoseconds{std::int64_t{kAdvances} * 8});
+  EXPECT_EQ(clock.now().count(), moved_ns[0] + moved_ns[1]);
   EXPECT_FALSE(went_back);
 }
 
