@@ -107,12 +107,7 @@ Result<void> check_options(const Model& model, std::span<const TokenId> prompt_t
                         config.vocab_size);
     }
   }
-  for (const std::string& stop : options.stop) {
-    if (stop.empty()) {
-      return make_error(ErrorCode::kInvalidArgument, "a stop text is empty; leave it out instead");
-    }
-  }
-  return {};
+  return validate_stop(options.stop);
 }
 
 // The loop from logits to text.

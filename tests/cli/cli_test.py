@@ -159,6 +159,9 @@ class BadInput(unittest.TestCase):
         self.expect(run(), 2)
         self.expect(run("no-such-command"), 2)
 
+    def test_stop_text_that_is_not_utf8(self):
+        self.expect(generate("--prompt", "a", "--stop", b"a\xc3"), 1, "not UTF-8")
+
     def test_missing_directory(self):
         self.expect(generate("--model", "/nonexistent/model", "--prompt", "a"), 1,
                     "/nonexistent/model")
