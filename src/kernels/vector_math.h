@@ -5,8 +5,8 @@
 // (that target's namespace, its f32 vector). `Ops` supplies the arithmetic; every function below
 // is a fixed sequence of exactly rounded operations and fused multiply-adds.
 //
-// NaN in, NaN out: limits are compare and select. Accuracy (vector_math_test): exp 1 ulp where
-// the result is at least 2^-60; log and log1p 2 ulp on the ranges named at each.
+// NaN in, NaN out: limits are compare and select. Largest errors over all floats, in ulp: exp
+// 0.894 where the result is at least 2^-60, log 0.827, log1p 1.255, softplus 2.055, sigmoid 2.481.
 
 // clang-format off
 #if defined(SLACKWATER_KERNELS_VECTOR_MATH_H_) == defined(HWY_TARGET_TOGGLE)

@@ -9,7 +9,9 @@ namespace slackwater::kernels {
 
 // Bytes per second that this machine reads from a buffer of `footprint_bytes`, over and over, with
 // all threads of the context: the best of 1, 2, 4 and 8 streams of vector loads per thread, each
-// the best of several passes. What bounds a step that reads that many bytes of weights.
+// the best of many timings of 16 MiB (several passes over a smaller footprint, one piece after the
+// other of a larger one). An upper bound of what is sustained, and so of what a step reaches that
+// reads that many bytes of weights.
 //
 // A footprint that fits a cache measures the cache: that is the point. Takes about a second, and
 // allocates the buffer.

@@ -65,29 +65,35 @@ double shortest_pass(Nanoseconds budget, Pass&& pass) {
 
 double read_ceiling_bytes_per_second(ExecutionContext& context, std::size_t footprint_bytes) {
   constexpr std::size_t kLeastFloats = 16 << 10;
-  // Read between two looks at the clock, so that a small footprint measures its cache and not the
-  // start of a region.
-  constexpr std::int64_t kLeastFloatsTimed = 4 << 20;
+  // Read between two looks at the clock: many passes over a small footprint, so that the start of
+  // a region does not count, and one piece after the other of a large one, so that there are
+  // pieces during which nobody else used the machine.
+  constexpr std::int64_t kFloatsTimed = 4 << 20;
   const AlignedBuffer<float> buffer(std::max(kLeastFloats, footprint_bytes / sizeof(float)));
   const auto n = static_cast<std::int64_t>(buffer.size());
-  const std::int64_t passes = ceil_div(kLeastFloatsTimed, n);
+  const std::int64_t passes = ceil_div(kFloatsTimed, n);
+  const std::int64_t piece = std::min(kFloatsTimed, n);
+  const int num_threads = context.num_threads();
   ReadPassFunction* read =
       choose_kernel(context.target(), reference::read_pass, read_pass_simd(context.target()));
   const ThreadPool::Step step(context.pool());
   double best = 0;
+  std::int64_t first = 0;
   for (const int streams : {1, 2, 4, 8}) {
     const double seconds = shortest_pass(std::chrono::milliseconds(200), [&] {
-      context.parallel_for(context.num_threads(), 1, [&](ItemRange workers, int) {
+      context.parallel_for(num_threads, 1, [&](ItemRange workers, int) {
         const std::int64_t begin =
-            split_items(n, static_cast<int>(workers.begin), context.num_threads()).begin;
+            split_items(piece, static_cast<int>(workers.begin), num_threads).begin;
         const std::int64_t end =
-            split_items(n, static_cast<int>(workers.end) - 1, context.num_threads()).end;
+            split_items(piece, static_cast<int>(workers.end) - 1, num_threads).end;
         for (std::int64_t pass = 0; pass < passes; ++pass) {
-          sink.store(read(buffer.data() + begin, end - begin, streams), std::memory_order_relaxed);
+          sink.store(read(buffer.data() + first + begin, end - begin, streams),
+                     std::memory_order_relaxed);
         }
       });
+      first = first + 2 * piece <= n ? first + piece : 0;
     });
-    best = std::max(best, static_cast<double>(n * passes) * sizeof(float) / seconds);
+    best = std::max(best, static_cast<double>(piece * passes) * sizeof(float) / seconds);
   }
   return best;
 }

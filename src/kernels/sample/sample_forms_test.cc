@@ -175,6 +175,34 @@ TEST(SampleForms, EveryCombinationOfFiltersEqualsTheReference) {
   }
 }
 
+// Around 3e8 noise is less than half an ulp: the first of the highest quotients wins. Two logits
+// whose quotients are one float often have different products with 1 / T, and the other way round.
+TEST(SampleForms, TheTemperatureDivides) {
+  Random random(88);
+  int told_apart = 0;
+  for (int i = 0; i < 200; ++i) {
+    const float temperature = random.uniform(2.6f, 3.0f);
+    Request request = {.parameters = {.temperature = temperature}, .position = i};
+    std::vector<float> quotients;
+    std::vector<float> products;
+    for (int token = 0; token < 40; ++token) {
+      request.logits.push_back(1e9f + 64 * static_cast<float>(random.below(30)));
+      quotients.push_back(request.logits.back() / temperature);
+      products.push_back(request.logits.back() * (1 / temperature));
+    }
+    const auto expected = std::max_element(quotients.begin(), quotients.end()) - quotients.begin();
+    told_apart += expected != std::max_element(products.begin(), products.end()) - products.begin();
+    for (const Target target : runnable_targets()) {
+      Runner runner(target);
+      Request filtered = request;
+      filtered.parameters.top_k = 39;
+      ASSERT_EQ(sample_one(runner.context, request).token(), expected) << to_string(target);
+      ASSERT_EQ(sample_one(runner.context, filtered).token(), expected) << to_string(target);
+    }
+  }
+  EXPECT_GT(told_apart, 5);
+}
+
 // Readable memory that ends exactly after `size` floats, and then none.
 class RowBeforeUnmappedMemory {
  public:
