@@ -23,7 +23,11 @@ target_compile_options(slackwater_options INTERFACE
   -ffp-contract=off
   $<BUILD_INTERFACE:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
   -Wno-missing-field-initializers  # designated initialisers leave fields at their defaults
-  -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough -Werror>)
+  -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough>)
+if(PROJECT_IS_TOP_LEVEL)
+  # Not in a project around this one: its compiler may warn of more.
+  target_compile_options(slackwater_options INTERFACE $<BUILD_INTERFACE:-Werror>)
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   target_compile_options(slackwater_options INTERFACE $<BUILD_INTERFACE:-Wthread-safety>)
 endif()

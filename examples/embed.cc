@@ -31,7 +31,7 @@ slackwater::Result<void> write_answer(const std::filesystem::path& directory,
   SLACKWATER_ASSIGN_OR_RETURN(const auto tokenizer, slackwater::model::Tokenizer::load(
                                                         directory, model.config().vocab_size));
   SLACKWATER_ASSIGN_OR_RETURN(const auto tokens,
-                              slackwater::model::encode_prompt(model, tokenizer, prompt));
+                              slackwater::model::encode_prompt(model.config(), tokenizer, prompt));
 
   slackwater::model::GenerateOptions options;
   options.max_tokens = 32;

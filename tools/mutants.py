@@ -3,6 +3,7 @@
 
     tools/mutants.py                builds the preset `mutants` and tries every mutant
     tools/mutants.py --only NAME    tries one (may be repeated)
+    tools/mutants.py --tests FILTER lets only the tests of that googletest filter judge
     tools/mutants.py --list         prints the mutants and where they are planted
 
 First all suites run without a mutant and must pass. Then, for each mutant, they run until one
@@ -14,6 +15,7 @@ suites are red or nothing could be run.
 import argparse
 import collections
 import concurrent.futures
+import dataclasses
 import json
 import os
 import pathlib
@@ -93,6 +95,14 @@ def parse_suites(listing):
                             properties.get("WORKING_DIRECTORY", "."),
                             tuple(properties.get("ENVIRONMENT", []))))
     return sorted(suites, key=lambda suite: (suite.rank, suite.name))
+
+
+def restrict(suites, test_filter):
+    """One suite per googletest program, which runs the tests of `test_filter` only."""
+    programs = {suite.command[0]: suite for suite in suites if suite.is_googletest}
+    return [dataclasses.replace(suite, name=suite.name.split(".")[0],
+                                command=suite.command + (f"--gtest_filter={test_filter}",))
+            for suite in programs.values()]
 
 
 def order_for(suites, places):
@@ -221,6 +231,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     parser.add_argument("--only", action="append", metavar="NAME", help="try this one")
+    parser.add_argument("--tests", metavar="FILTER", help="only these tests judge")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants tried at a time")
     return parser.parse_args()
 
@@ -237,6 +248,8 @@ def main():
         return 2
     build()
     suites = list_suites()
+    if options.tests:
+        suites = restrict(suites, options.tests)
     if not suites:
         print("mutants: there are no suites")
         return 2

@@ -83,6 +83,14 @@ class ParseTest(unittest.TestCase):
                 "off_by_one": ["src/storage/a.cc:3"],
                 "skip_save": ["src/storage/a.cc:2", "src/storage/a.cc:3"]})
 
+    def test_a_filter_keeps_one_suite_per_program_and_wins_over_its_own(self):
+        suites = [suite("model.fast", ["model_test", "--gtest_filter=-*Slow.*"]),
+                  suite("model.slow", ["model_test", "--gtest_filter=*Slow.*"], ["slow"]),
+                  suite("cli.smoke", ["python3", "cli_test.py"])]
+        self.assertEqual([(s.name, s.command[0], s.command[-1])
+                          for s in mutants.restrict(suites, "Forward.*")],
+                         [("model", "model_test", "--gtest_filter=Forward.*")])
+
     def test_the_own_room_comes_first_within_a_label(self):
         suites = [suite("base.fast", []), suite("storage.fast", []),
                   suite("storage.slow", [], ["slow"])]

@@ -1,5 +1,7 @@
 #include "slackwater/base/fp_mode.h"
 
+#include "slackwater/base/mutant.h"
+
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -33,9 +35,11 @@ void write_mode(std::uint64_t mode) {
 }  // namespace
 
 FpModeGuard::FpModeGuard() : saved_(read_mode()) {
-  if (saved_ != kFixedMode) write_mode(kFixedMode);
+  if (saved_ != kFixedMode && !SLACKWATER_MUTANT(fp_mode_of_caller)) write_mode(kFixedMode);
 }
 
-FpModeGuard::~FpModeGuard() { write_mode(saved_); }
+FpModeGuard::~FpModeGuard() {
+  if (!SLACKWATER_MUTANT(fp_mode_kept)) write_mode(saved_);
+}
 
 }  // namespace slackwater

@@ -136,18 +136,27 @@ struct ThreadPool::Shared {
   bool is_in_region() const { return in_region.load(std::memory_order_relaxed); }
 };
 
-ThreadPool::ThreadPool(int num_threads) noexcept : num_threads_(num_threads) {
+ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
   SLACKWATER_CHECK(num_threads >= 1, "{} threads", num_threads);
   shared_ = std::make_unique<Shared>(choose_max_pauses(num_threads));
   threads_.reserve(static_cast<std::size_t>(num_threads - 1));
-  for (int worker = 1; worker < num_threads; ++worker) {
-    threads_.emplace_back([this, worker] { work(worker); });
+  try {
+    for (int worker = 1; worker < num_threads; ++worker) {
+      threads_.emplace_back([this, worker] { work(worker); });
+    }
+  } catch (...) {
+    end_workers();
+    throw;
   }
 }
 
 ThreadPool::~ThreadPool() {
   SLACKWATER_CHECK(!shared_->is_in_region(), "the pool ends within a region");
   SLACKWATER_CHECK(shared_->step_depth == 0, "the pool ends within {} steps", shared_->step_depth);
+  end_workers();
+}
+
+void ThreadPool::end_workers() noexcept {
   shared_->announce(shared_->own_signal() | kStopping);
   for (std::thread& thread : threads_) thread.join();
 }

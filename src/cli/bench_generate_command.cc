@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/build_info.h"
-#include "cli/standard_output.h"
+#include "cli/standard_streams.h"
 #include "slackwater/model/tokenizer.h"
 
 namespace slackwater::cli {
@@ -54,7 +54,8 @@ std::string json_of(const BenchGenerateCommand& command, const model::SpeedRepor
                                        {"active_weight_bytes", report.active_bytes},
                                        {"read_ceiling_bytes_per_s", report.read_ceiling},
                                        {"share_of_read_ceiling", report.share_of_ceiling}};
-  return line.dump() + "\n";
+  // A path may hold any bytes.
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace
@@ -65,13 +66,14 @@ Result<void> check(const BenchGenerateCommand& command) {
 }
 
 Result<void> run(const BenchGenerateCommand& command) {
+  SLACKWATER_ASSIGN_OR_RETURN(const model::ModelConfig config,
+                              model::load_config(command.model.directory));
+  SLACKWATER_ASSIGN_OR_RETURN(const model::Tokenizer tokenizer,
+                              model::Tokenizer::load(command.model.directory, config.vocab_size));
   SLACKWATER_ASSIGN_OR_RETURN(const kernels::Target chosen_target, target(command.model));
   ThreadPool pool(num_threads(command.model));
   kernels::ExecutionContext context(pool, chosen_target);
   SLACKWATER_ASSIGN_OR_RETURN(const model::Model loaded, load_model(command.model, context));
-  SLACKWATER_ASSIGN_OR_RETURN(
-      const model::Tokenizer tokenizer,
-      model::Tokenizer::load(command.model.directory, loaded.config().vocab_size));
   SLACKWATER_ASSIGN_OR_RETURN(
       const model::SpeedReport report,
       model::measure_speed(loaded, tokenizer.num_ranks(), context, command.options));

@@ -16,7 +16,7 @@ namespace slackwater::cli {
 struct GenerateCommand {
   ModelOptions model;
   std::optional<std::string> prompt;  // exactly one of the two
-  std::filesystem::path prompt_file;
+  std::optional<std::filesystem::path> prompt_file;
   model::GenerateOptions options;
   std::optional<std::uint64_t> seed;  // drawn and reported where it is not given
   bool is_json = false;

@@ -2,9 +2,9 @@
 
 #include <unistd.h>
 
-#include <cstdio>
-
 #include <fmt/format.h>
+
+#include "cli/standard_streams.h"
 
 namespace slackwater::cli {
 
@@ -17,18 +17,17 @@ void LoadProgress::report(std::size_t done_bytes, std::size_t total_bytes) {
   if (clock_.now() - last_ < interval) return;
   last_ = clock_.now();
   constexpr double kMegabyte = 1e6;
-  fmt::print(stderr, "{}loading {}: {:.0f} of {:.0f} MB{}", is_terminal_ ? "\r" : "", what_,
-             static_cast<double>(done_bytes) / kMegabyte,
-             static_cast<double>(total_bytes) / kMegabyte, is_terminal_ ? "" : "\n");
-  std::fflush(stderr);
+  write_standard_error(fmt::format("{}loading {}: {:.0f} of {:.0f} MB{}", is_terminal_ ? "\r" : "",
+                                   what_, static_cast<double>(done_bytes) / kMegabyte,
+                                   static_cast<double>(total_bytes) / kMegabyte,
+                                   is_terminal_ ? "" : "\n"));
   is_shown_ = is_terminal_;
 }
 
 void LoadProgress::finish() {
   if (!is_shown_) return;
   // Erase the line; the cursor stays at its start.
-  fmt::print(stderr, "\r\x1b[K");
-  std::fflush(stderr);
+  write_standard_error("\r\x1b[K");
   is_shown_ = false;
 }
 

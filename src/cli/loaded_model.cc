@@ -14,7 +14,7 @@ std::int32_t num_threads(const ModelOptions& options) {
 }
 
 Result<kernels::Target> target(const ModelOptions& options) {
-  if (options.target.empty()) return kernels::best_target();
+  if (options.target.empty()) return kernels::default_target();
   return kernels::parse_target(options.target);
 }
 

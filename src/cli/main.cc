@@ -1,8 +1,11 @@
+#include <charconv>
 #include <csignal>
 #include <cstdint>
-#include <cstdio>
+#include <exception>
 #include <limits>
+#include <new>
 #include <string>
+#include <type_traits>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -11,7 +14,7 @@
 #include "cli/build_info.h"
 #include "cli/generate_command.h"
 #include "cli/model_directory.h"
-#include "cli/standard_output.h"
+#include "cli/standard_streams.h"
 
 namespace slackwater::cli {
 namespace {
@@ -23,16 +26,56 @@ constexpr int kUsage = 2;
 
 constexpr std::int32_t kMostTokens = std::numeric_limits<std::int32_t>::max();
 
+// Control characters as \xNN: names and values from outside may hold any bytes.
+std::string in_one_line(std::string_view text) {
+  std::string line;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7F) {
+      line += fmt::format("\\x{:02x}", byte);
+    } else {
+      line += c;
+    }
+  }
+  return line;
+}
+
 int fail(int exit_code, std::string_view text) {
-  fmt::print(stderr, "slackwater: {}\n", text);
+  write_standard_error(fmt::format("slackwater: {}\n", in_one_line(text)));
   return exit_code;
+}
+
+// Accepts what std::from_chars does, all of it and nothing else: CLI11 clamps what is too large,
+// reads a leading zero as octal and takes an empty value for zero.
+template <class Number = void, class Target>
+CLI::Option* add_number(CLI::App& app, const std::string& name, Target& value,
+                        const std::string& description) {
+  using Parsed = std::conditional_t<std::is_void_v<Number>, Target, Number>;
+  CLI::Option* const option = app.add_option_function<std::string>(
+      name,
+      [name, &value](const std::string& text) {
+        Parsed parsed{};
+        const char* const end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, parsed);
+        if (error != std::errc() || stop != end) {
+          throw CLI::ValidationError(
+              name,
+              fmt::format("'{}' is not {} that fits", text,
+                          std::is_floating_point_v<Parsed> ? "a number" : "a decimal integer"));
+        }
+        value = parsed;
+      },
+      description);
+  if constexpr (std::is_same_v<Parsed, Target>) option->default_str(fmt::format("{}", value));
+  return option;
 }
 
 void add_model_options(CLI::App& app, ModelOptions& options) {
   app.add_option("--model", options.directory,
                  "Model directory: config.json, *.safetensors, tiktoken.model "
                  "(default: the demo model)");
-  app.add_option("--threads", options.num_threads, "Threads (default: one per core)")
+  add_number(app, "--threads", options.num_threads, "Threads (default: one per core)")
+      ->default_str("")
       ->check(CLI::Range(1, kMostThreads));
   app.add_option("--target", options.target,
                  "reference, avx2, avx512 or neon (default: the fastest); changes speed only");
@@ -43,25 +86,20 @@ void add_generate(CLI::App& parent, GenerateCommand& command) {
   add_model_options(app, command.model);
   app.add_option("--prompt", command.prompt, "Text to continue; may be empty");
   app.add_option("--prompt-file", command.prompt_file, "File that holds the prompt, any bytes");
-  app.add_option("--max-tokens", command.options.max_tokens, "Tokens to write at most")
-      ->check(CLI::Range(0, kMostTokens))
-      ->capture_default_str();
+  add_number(app, "--max-tokens", command.options.max_tokens, "Tokens to write at most")
+      ->check(CLI::Range(0, kMostTokens));
   kernels::SamplingParameters& sampling = command.options.sampling;
-  app.add_option("--temperature", sampling.temperature, "0: always the likeliest token")
-      ->capture_default_str();
-  app.add_option("--top-k", sampling.top_k, "Keep the k likeliest tokens; 0: all")
-      ->capture_default_str();
-  app.add_option("--top-p", sampling.top_p, "Keep the likeliest tokens of this mass")
-      ->capture_default_str();
-  app.add_option("--min-p", sampling.min_p, "Keep tokens at least this likely next to the best")
-      ->capture_default_str();
-  app.add_option("--seed", command.seed, "Seed of the noise (default: drawn, and reported)");
+  add_number(app, "--temperature", sampling.temperature, "0: always the likeliest token");
+  add_number(app, "--top-k", sampling.top_k, "Keep the k likeliest tokens; 0: all");
+  add_number(app, "--top-p", sampling.top_p, "Keep the likeliest tokens of this mass");
+  add_number(app, "--min-p", sampling.min_p, "Keep tokens at least this likely next to the best");
+  add_number<std::uint64_t>(app, "--seed", command.seed,
+                            "Seed of the noise (default: drawn, and reported)");
   app.add_option("--stop", command.options.stop, "Text that ends the answer; may be repeated")
       ->allow_extra_args(false);
-  app.add_option("--chunk", command.options.chunk,
-                 "Prompt tokens per forward pass; changes speed only")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  add_number(app, "--chunk", command.options.chunk,
+             "Prompt tokens per forward pass; changes speed only")
+      ->check(CLI::Range(1, 1 << 20));
   app.add_flag("--json", command.is_json, "Print one JSON object instead of text");
 }
 
@@ -70,21 +108,18 @@ void add_bench(CLI::App& parent, BenchGenerateCommand& command) {
   bench.require_subcommand(1);
   CLI::App& app = *bench.add_subcommand("generate", "Prompts and greedy decoding of one batch");
   add_model_options(app, command.model);
-  app.add_option("--prompt-tokens", command.options.prompt_tokens, "Prompt tokens of each sequence")
-      ->check(CLI::Range(1, kMostTokens))
-      ->capture_default_str();
-  app.add_option("--max-tokens", command.options.max_tokens, "Tokens to generate for each sequence")
-      ->check(CLI::Range(2, kMostTokens))
-      ->capture_default_str();
-  app.add_option("--sequences", command.options.sequences, "Sequences that decode as one batch")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  app.add_option("--repeat", command.options.repetitions, "Repetitions after one warm-up")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  app.add_option("--chunk", command.options.chunk, "Prompt tokens per forward pass")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  add_number(app, "--prompt-tokens", command.options.prompt_tokens,
+             "Prompt tokens of each sequence")
+      ->check(CLI::Range(1, kMostTokens));
+  add_number(app, "--max-tokens", command.options.max_tokens,
+             "Tokens to generate for each sequence")
+      ->check(CLI::Range(2, kMostTokens));
+  add_number(app, "--sequences", command.options.sequences, "Sequences that decode as one batch")
+      ->check(CLI::Range(1, 4096));
+  add_number(app, "--repeat", command.options.repetitions, "Repetitions after one warm-up")
+      ->check(CLI::Range(1, 1000));
+  add_number(app, "--chunk", command.options.chunk, "Prompt tokens per forward pass")
+      ->check(CLI::Range(1, 1 << 20));
   app.add_flag("--json", command.is_json, "Print one JSON line");
 }
 
@@ -125,11 +160,22 @@ int parse_and_execute(int argc, char** argv) {
   return app.got_subcommand("generate") ? execute(generate) : execute(bench);
 }
 
+// The library throws nothing of its own; what is left is the system's: no memory, no thread.
+int run_program(int argc, char** argv) {
+  try {
+    return parse_and_execute(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return fail(kFailure, "out of memory; ask for fewer tokens, sequences or threads");
+  } catch (const std::exception& error) {
+    return fail(kFailure, error.what());
+  }
+}
+
 }  // namespace
 }  // namespace slackwater::cli
 
 int main(int argc, char** argv) {
   // A reader that goes away is an error of write(), with a message, not a silent death.
   std::signal(SIGPIPE, SIG_IGN);
-  return slackwater::cli::parse_and_execute(argc, argv);
+  return slackwater::cli::run_program(argc, argv);
 }

@@ -316,7 +316,7 @@ void run_kda(benchmark::State& state, const KdaWorkload& workload, int num_threa
 
 // What a state full of very small values costs, as a ratio to an ordinary one: the median of nine
 // alternating pairs. At the limit of what is ever stored it should be 1; `denormal` is a state
-// that the rule of NUMERICS keeps from arising, and shows what the rule is for.
+// that the rule of docs/numerics.md keeps from arising, and shows what the rule is for.
 void run_kda_tiny(benchmark::State& state) {
   constexpr int kPairs = 9;
   constexpr int kCalls = 20;

@@ -49,6 +49,10 @@ void check_latent_rows(const LatentPages& pages, std::span<const SequenceRow> ro
                        pages.token_stride >= pages.width * dtype_bytes(pages.dtype),
                    "strides {} and {} of rows of {} values", pages.slot_stride, pages.token_stride,
                    pages.width);
+  SLACKWATER_CHECK(
+      pages.num_slots <= 1 || pages.slot_stride >= pages.tokens_per_block * pages.token_stride,
+      "slots {} bytes apart of {} rows, {} bytes apart", pages.slot_stride, pages.tokens_per_block,
+      pages.token_stride);
   for (const SequenceRow& row : rows) {
     check_range(row);
     const auto blocks =
@@ -73,7 +77,8 @@ void check_recurrent_rows(const RecurrentPages& pages, std::span<const SequenceR
                        "write after {} of {} tokens follows one after {}", write.count,
                        row.num_tokens, last);
       last = write.count;
-      SLACKWATER_CHECK(write.page != row.state_page || &write == &row.writes.back(),
+      const bool is_read = row.first_position > 0;
+      SLACKWATER_CHECK(!is_read || write.page != row.state_page || &write == &row.writes.back(),
                        "the row's own page {} is not its last write", write.page.value());
     }
   }

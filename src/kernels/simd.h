@@ -27,7 +27,7 @@ namespace slackwater::kernels::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most 16 lanes, so that one, two or four vectors make the 16 partials of NUMERICS' sums.
+// At most 16 lanes, so that one, two or four vectors make the 16 partials of docs/numerics.md.
 using D = hn::CappedTag<float, 16>;
 using V = hn::Vec<D>;
 using Ops = VectorOps<D>;

@@ -3,11 +3,13 @@
 
 // Which Highway targets exist here. Include before any Highway header.
 //
-// Only targets that fuse multiply-add in hardware are compiled (NUMERICS "Compiling"). Highway
-// always adds its static target, EMU128 on x86-64, which does not fuse: kernel files leave their
-// body out for it, and choose_kernel() never selects it.
+// Only targets that fuse multiply-add in hardware are compiled (docs/numerics.md "Compiling").
+// Highway always adds its static target, EMU128 on x86-64, which does not fuse: kernel files leave
+// their body out for it, and choose_kernel() never selects it.
 #define HWY_DISABLED_TARGETS \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+
+#include <hwy/detect_targets.h>
 
 #include "slackwater/base/check.h"
 #include "slackwater/kernels/target.h"
@@ -26,14 +28,19 @@
 #define SLACKWATER_IF_AVX3(target, name)
 #define SLACKWATER_IF_NEON(target, name)
 
-#if defined(__x86_64__)
+// HWY_TARGETS, of Highway's own header, holds what is compiled: with a baseline of AVX-512, say,
+// AVX2 is left out.
+#if HWY_TARGETS & HWY_AVX2
 #undef SLACKWATER_IF_AVX2
-#undef SLACKWATER_IF_AVX3
 #define SLACKWATER_IF_AVX2(target, name) \
   (target) == ::slackwater::kernels::Target::kAvx2 ? &N_AVX2::name:
+#endif
+#if HWY_TARGETS & HWY_AVX3
+#undef SLACKWATER_IF_AVX3
 #define SLACKWATER_IF_AVX3(target, name) \
   (target) == ::slackwater::kernels::Target::kAvx512 ? &N_AVX3::name:
-#elif defined(__aarch64__)
+#endif
+#if HWY_TARGETS & HWY_NEON
 #undef SLACKWATER_IF_NEON
 #define SLACKWATER_IF_NEON(target, name) \
   (target) == ::slackwater::kernels::Target::kNeon ? &N_NEON::name:

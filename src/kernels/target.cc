@@ -14,10 +14,13 @@ namespace {
 std::vector<Target> find_runnable_targets() {
   std::vector<Target> targets = {Target::kReference};
   const auto supported = hwy::SupportedTargets();
-#if defined(__x86_64__)
+#if HWY_TARGETS & HWY_AVX2
   if (supported & HWY_AVX2) targets.push_back(Target::kAvx2);
+#endif
+#if HWY_TARGETS & HWY_AVX3
   if (supported & HWY_AVX3) targets.push_back(Target::kAvx512);
-#elif defined(__aarch64__)
+#endif
+#if HWY_TARGETS & HWY_NEON
   if (supported & HWY_NEON) targets.push_back(Target::kNeon);
 #endif
   return targets;
@@ -68,13 +71,17 @@ std::span<const Target> runnable_targets() {
   return targets;
 }
 
+Result<Target> default_target() {
+  const char* name = std::getenv("SLACKWATER_TARGET");
+  if (name == nullptr) return runnable_targets().back();
+  return parse_target(name).map_error(
+      [](const Error& error) { return error.with_context("SLACKWATER_TARGET"); });
+}
+
 Target best_target() {
-  if (const char* name = std::getenv("SLACKWATER_TARGET"); name != nullptr) {
-    const Result<Target> chosen = parse_target(name);
-    SLACKWATER_CHECK(chosen.has_value(), "SLACKWATER_TARGET: {}", chosen.error().text());
-    return *chosen;
-  }
-  return runnable_targets().back();
+  const Result<Target> target = default_target();
+  SLACKWATER_CHECK(target.has_value(), "{}", target.error().text());
+  return *target;
 }
 
 int vector_lanes(Target target) {

@@ -1,5 +1,5 @@
-// Elementary functions of NUMERICS "Elementwise": one text, compiled for plain floats and for
-// each vector target, so that scalar and vector forms cannot differ.
+// Elementary functions of docs/numerics.md "Elementwise": one text, compiled for plain floats and
+// for each vector target, so that scalar and vector forms cannot differ.
 //
 // Included once as an ordinary header (namespace scalar, type float) and once per Highway target
 // (that target's namespace, its f32 vector). `Ops` supplies the arithmetic; every function below

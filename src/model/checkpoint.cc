@@ -226,17 +226,7 @@ Result<bool> path_exists(const std::filesystem::path& path) {
 }
 
 Result<std::vector<SafetensorsFile>> open_files(const std::filesystem::path& directory) {
-  SLACKWATER_ASSIGN_OR_RETURN(const bool present, path_exists(directory));
-  if (!present) {
-    return make_error(ErrorCode::kNotFound, "model directory '{}' does not exist",
-                      directory.string());
-  }
-  if (std::error_code code; !std::filesystem::is_directory(directory, code)) {
-    return make_error(ErrorCode::kInvalidArgument,
-                      "'{}' is not a directory; name the directory of "
-                      "the model",
-                      directory.string());
-  }
+  SLACKWATER_RETURN_IF_ERROR(check_model_directory(directory));
   SLACKWATER_ASSIGN_OR_RETURN(const bool has_single, path_exists(directory / kSingleFile));
   SLACKWATER_ASSIGN_OR_RETURN(const bool has_index, path_exists(directory / kIndexFile));
   if (has_single && has_index) {
@@ -247,7 +237,8 @@ Result<std::vector<SafetensorsFile>> open_files(const std::filesystem::path& dir
   }
   if (has_index) return open_shards(directory);
   if (!has_single) {
-    return make_error(ErrorCode::kNotFound, "'{}' holds neither {} nor {}", directory.string(),
+    return make_error(ErrorCode::kNotFound,
+                      "'{}' holds neither {} nor {}; fetch the weights into it", directory.string(),
                       kSingleFile, kIndexFile);
   }
   std::vector<SafetensorsFile> files;
@@ -306,13 +297,30 @@ Result<void> Checkpoint::index_tensors() {
   return {};
 }
 
+Result<void> check_model_directory(const std::filesystem::path& directory) {
+  SLACKWATER_ASSIGN_OR_RETURN(const bool present, path_exists(directory));
+  if (!present) {
+    return make_error(ErrorCode::kNotFound,
+                      "model directory '{}' does not exist; name one that holds config.json",
+                      directory.string());
+  }
+  if (std::error_code code; !std::filesystem::is_directory(directory, code)) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "'{}' is not a directory; name the directory of the model",
+                      directory.string());
+  }
+  return {};
+}
+
 Result<TensorView> Checkpoint::find(std::string_view name) const {
   const auto at = std::lower_bound(
       tensors_.begin(), tensors_.end(), name,
       [](const TensorView& tensor, std::string_view wanted) { return tensor.name < wanted; });
   if (at == tensors_.end() || at->name != name) {
-    return make_error(ErrorCode::kNotFound, "tensor {} is not among the {} tensors of '{}'",
-                      in_quotes(name), tensors_.size(), directory_);
+    return make_error(ErrorCode::kNotFound,
+                      "tensor {} is not among the {} tensors; the checkpoint is incomplete or does "
+                      "not belong to its config.json",
+                      in_quotes(name), tensors_.size());
   }
   return *at;
 }

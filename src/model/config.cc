@@ -10,12 +10,16 @@
 #include "model/json_events.h"
 #include "slackwater/base/check.h"
 #include "slackwater/base/fp_mode.h"
+#include "slackwater/kernels/kda.h"
+#include "slackwater/model/checkpoint.h"
 #include "slackwater/model/mapped_file.h"
 
 namespace slackwater::model {
 namespace {
 
 using nlohmann::json;
+
+static_assert(kKdaHeadMultiple == kernels::kValueTile && kKdaMaxHeadDim == kernels::kMaxKdaHeadDim);
 
 constexpr std::string_view kConfigFile = "config.json";
 constexpr std::string_view kArchitecture = "KimiLinearForCausalLM";
@@ -123,7 +127,8 @@ void Fields::refuse(std::string_view name, const json& value, std::string_view w
 }
 
 void Fields::missing(std::string_view name) {
-  record(ErrorCode::kInvalidArgument, fmt::format("field '{}{}' is missing", prefix_, name));
+  record(ErrorCode::kInvalidArgument,
+         fmt::format("field '{}{}' is missing; add it", prefix_, name));
 }
 
 const json* Fields::require(std::string_view name) {
@@ -354,11 +359,12 @@ void ConfigParser::read_linear_attention() {
 
   config_.kda_num_heads = linear.integer("num_heads");
   config_.kda_head_dim = linear.integer("head_dim");
-  if (config_.kda_head_dim % kKdaHeadMultiple != 0) {
+  if (config_.kda_head_dim % kKdaHeadMultiple != 0 || config_.kda_head_dim > kKdaMaxHeadDim) {
     if (const json* const value = linear.find("head_dim")) {
-      linear.refuse("head_dim", *value,
-                    fmt::format("only multiples of {} are built", kKdaHeadMultiple),
-                    ErrorCode::kUnimplemented);
+      linear.refuse(
+          "head_dim", *value,
+          fmt::format("only multiples of {} up to {} are built", kKdaHeadMultiple, kKdaMaxHeadDim),
+          ErrorCode::kUnimplemented);
     }
   }
   config_.conv_kernel_size = linear.integer("short_conv_kernel_size");
@@ -377,7 +383,7 @@ void ConfigParser::read_layer_kinds(Fields& linear) {
     if (!kinds_[i]) {
       return contradiction(
           fmt::format("linear_attn_config: layer {} of {} is in neither kda_layers "
-                      "nor full_attn_layers",
+                      "nor full_attn_layers; name it in one of them (layers count from 1)",
                       i + 1, config_.num_layers));
     }
     config_.layer_kinds.push_back(*kinds_[i]);
@@ -392,7 +398,7 @@ void ConfigParser::set_kind(std::int32_t layer, LayerKind kind) {
   } else if (place) {
     contradiction(
         fmt::format("linear_attn_config: layer {} is in kda_layers and in "
-                    "full_attn_layers",
+                    "full_attn_layers; name it in one of them",
                     layer));
   }
   place = kind;
@@ -504,6 +510,7 @@ Result<ModelConfig> parse_config(std::string_view text, std::string_view where) 
 }
 
 Result<ModelConfig> load_config(const std::filesystem::path& directory) {
+  SLACKWATER_RETURN_IF_ERROR(check_model_directory(directory));
   const std::filesystem::path path = directory / kConfigFile;
   SLACKWATER_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
   const auto bytes = file.bytes();

@@ -25,7 +25,8 @@ void check_config(const ModelConfig& c) {
                    "I2");
   SLACKWATER_CHECK(c.mla_row_width() <= kMaxModelSize, "I2");
   SLACKWATER_CHECK((c.num_kda_layers() > 0) == (c.kda_width() > 0), "KDA sizes");
-  SLACKWATER_CHECK(c.kda_head_dim % kKdaHeadMultiple == 0, "KDA head size");
+  SLACKWATER_CHECK(c.kda_head_dim % kKdaHeadMultiple == 0 && c.kda_head_dim <= kKdaMaxHeadDim,
+                   "KDA head size {}", c.kda_head_dim);
   SLACKWATER_CHECK((c.num_mla_layers() + c.num_mtp_layers > 0) == (c.mla_row_width() > 0),
                    "MLA sizes");
   SLACKWATER_CHECK(c.num_experts_per_token <= c.num_experts, "I3");

@@ -9,6 +9,7 @@
 #include "slackwater/base/aligned_buffer.h"
 #include "slackwater/base/check.h"
 #include "slackwater/base/fp_mode.h"
+#include "slackwater/base/mutant.h"
 #include "slackwater/kernels/kda.h"
 #include "slackwater/kernels/mla.h"
 #include "slackwater/kernels/moe.h"
@@ -341,7 +342,8 @@ void ForwardPass::Layers::run_mla(const MlaWeights& mla, const ForwardBatch& bat
   write.kv_stride = stride;
   write.norm_weight = mla.latent_norm;
   write.rank = config_.kv_lora_rank;
-  write.eps = kLatentNormEps;
+  const bool one_eps = SLACKWATER_MUTANT(forward_eps_of_decode) && tokens_ == 1;
+  write.eps = one_eps ? config_.rms_norm_eps : kLatentNormEps;
   write.pages = pages;
   write.rows = batch.rows;
   kernels::mla_write(context_, write);
@@ -419,7 +421,8 @@ void ForwardPass::Layers::run_moe(const MoeWeights& moe) {
     jobs_.clear();
     for (std::int32_t e = 0; e < config_.num_experts; ++e) {
       const std::int32_t first = expert_offsets_[static_cast<std::size_t>(e)];
-      const std::int32_t rows = expert_offsets_[static_cast<std::size_t>(e) + 1] - first;
+      std::int32_t rows = expert_offsets_[static_cast<std::size_t>(e) + 1] - first;
+      if (SLACKWATER_MUTANT(forward_experts_overflow)) rows = std::min(rows, 4);
       if (rows > 0) jobs_.push_back(job_of(static_cast<std::size_t>(e), first, rows));
     }
   };
@@ -470,7 +473,8 @@ void ForwardPass::Layers::run_head(const ForwardBatch& batch, std::span<float> l
   const auto rows = static_cast<std::int32_t>(batch.logit_tokens.size());
   if (rows == 0) return;
   for (std::int32_t i = 0; i < rows; ++i) {
-    const float* h = hidden_.row(batch.logit_tokens[static_cast<std::size_t>(i)]);
+    float* h = hidden_.row(batch.logit_tokens[static_cast<std::size_t>(i)]);
+    if (SLACKWATER_MUTANT(forward_logits_of_row)) h = hidden_.row(i);
     std::copy(h, h + hidden_.width(), last_.row(i));
   }
   kernels::RmsNormArgs norm;
@@ -497,7 +501,8 @@ void ForwardPass::Layers::run(const ForwardBatch& batch, std::span<float> logits
   for (const LayerWeights& layer : model_.weights().layers) {
     normalise(layer.attention_norm);
     if (const auto* kda = std::get_if<KdaWeights>(&layer.attention)) {
-      run_kda(*kda, batch, batch.recurrent_pages[kda_layer++]);
+      run_kda(*kda, batch, batch.recurrent_pages[kda_layer]);
+      if (!SLACKWATER_MUTANT(forward_layers_share_state)) ++kda_layer;
     } else {
       run_mla(std::get<MlaWeights>(layer.attention), batch, batch.latent_pages[mla_layer++]);
     }

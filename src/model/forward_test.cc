@@ -1,5 +1,5 @@
-// Exactness of a whole forward pass: the same bits however the work is split (NUMERICS, DESIGN
-// section 1). Every comparison is bitwise.
+// Exactness of a whole forward pass: the same bits however the work is split (docs/numerics.md).
+// Every comparison is bitwise.
 
 #include "slackwater/model/forward.h"
 
@@ -119,33 +119,71 @@ void run_mixed(SequenceRunner& runner, const std::vector<std::size_t>& order) {
   }
 }
 
-TEST(ForwardExactness, ABatchOfMixedSequencesEqualsEachAlone) {
-  Loaded loaded;
-  const ModelConfig& config = loaded.model.config();
+// Four sequences, and what each leaves behind alone.
+struct Mixture {
+  explicit Mixture(Loaded& loaded) {
+    for (std::size_t s = 0; s < lengths.size(); ++s) {
+      sequences.push_back(random_tokens(loaded.model.config(), lengths[s], 100 + s));
+      alone.push_back(run_alone(loaded, sequences.back(), {static_cast<std::int32_t>(lengths[s])}));
+    }
+  }
+
+  // Runs them as batches over pages shuffled by `seed` and compares each with itself alone.
+  void expect_same_in_batches(Loaded& loaded, const std::vector<std::size_t>& order,
+                              std::int32_t tokens_per_block, std::uint64_t seed) const {
+    PoisonedPages pages(
+        loaded.model.config(),
+        {.sequences = 4, .length = 64, .tokens_per_block = tokens_per_block, .seed = seed});
+    SequenceRunner runner(loaded.model, loaded.context, pages, sequences);
+    run_mixed(runner, order);
+    for (std::int32_t s = 0; s < 4; ++s) {
+      SCOPED_TRACE(::testing::Message()
+                   << "sequence " << s << ", page size " << tokens_per_block << ", seed " << seed);
+      expect_same(trace_of(runner, pages, s, lengths[static_cast<std::size_t>(s)]),
+                  alone[static_cast<std::size_t>(s)]);
+    }
+  }
+
   const std::vector<std::int64_t> lengths = {50, 50, 10, 34};
   std::vector<std::vector<TokenId>> sequences;
   std::vector<Trace> alone;
-  for (std::size_t s = 0; s < lengths.size(); ++s) {
-    sequences.push_back(random_tokens(config, lengths[s], 100 + s));
-    alone.push_back(run_alone(loaded, sequences.back(), {static_cast<std::int32_t>(lengths[s])}));
-  }
+};
+
+TEST(ForwardExactness, ABatchOfMixedSequencesEqualsEachAlone) {
+  Loaded loaded;
+  const Mixture mixture(loaded);
   std::uint64_t seed = 0;
   for (const std::vector<std::size_t>& order :
        std::vector<std::vector<std::size_t>>{{0, 1, 2, 3}, {3, 2, 1, 0}, {2, 0, 3, 1}}) {
     for (const std::int32_t tokens_per_block : {1, 8, 32, 64}) {
-      PoisonedPages pages(
-          config,
-          {.sequences = 4, .length = 64, .tokens_per_block = tokens_per_block, .seed = ++seed});
-      SequenceRunner runner(loaded.model, loaded.context, pages, sequences);
-      run_mixed(runner, order);
-      for (std::int32_t s = 0; s < 4; ++s) {
-        SCOPED_TRACE(::testing::Message() << "sequence " << s << ", page size " << tokens_per_block
-                                          << ", seed " << seed);
-        expect_same(trace_of(runner, pages, s, lengths[static_cast<std::size_t>(s)]),
-                    alone[static_cast<std::size_t>(s)]);
-      }
+      mixture.expect_same_in_batches(loaded, order, tokens_per_block, ++seed);
     }
   }
+}
+
+TEST(ForwardExactnessThreads, ABatchOfMixedSequencesOnSeveralThreadsEqualsEachAlone) {
+  Loaded one;
+  const Mixture mixture(one);
+  for (const int threads : {2, 3}) {
+    SCOPED_TRACE(threads);
+    Loaded many("tests/golden/kl", threads);
+    mixture.expect_same_in_batches(many, {2, 0, 3, 1}, 8, 5);
+  }
+}
+
+TEST(ForwardExactness, LatentRowsInBf16SplitAnywhereEqualOneShot) {
+  Loaded loaded;
+  const std::vector<TokenId> tokens = random_tokens(loaded.model.config(), kLength, 43);
+  const auto logits_of = [&](const std::vector<std::int32_t>& counts) {
+    PoisonedPages pages(loaded.model.config(), {.length = kLength, .dtype = DType::kBf16});
+    SequenceRunner runner(loaded.model, loaded.context, pages, {tokens});
+    runner.run_alone(0, counts);
+    return runner.logits(0);
+  };
+  const std::vector<float> whole = logits_of({70});
+  EXPECT_TRUE(same_bits(logits_of({1, 31, 38}), whole));
+  EXPECT_TRUE(same_bits(logits_of(ones(kLength)), whole));
+  EXPECT_FALSE(same_bits(run_alone(loaded, tokens, {70}).logits, whole)) << "nothing was rounded";
 }
 
 TEST(ForwardExactnessThreads, OneTwoAndThreeThreadsAgree) {
@@ -201,7 +239,8 @@ TEST(ForwardExactness, ARunContinuedFromASnapshotEqualsTheUninterruptedOne) {
   first.run({Chunk{0, 70, {{37, pages.snapshot_page(0)}}}});
   const Trace whole = trace_of(first, pages, 0, kLength);
 
-  // The sequence's page is back at position 37; rows past it are written again.
+  // The sequence's page is back at position 37; rows past it are gone and are written again.
+  pages.poison_latent_rows(0, 37, kLength);
   std::ranges::copy(pages.slot(pages.snapshot_page(0)), pages.slot(pages.state_page(0)).begin());
   SequenceRunner second(loaded.model, loaded.context, pages, {tokens});
   second.set_position(0, 37);
@@ -267,6 +306,9 @@ TEST(ForwardExactness, AHostileFloatingPointModeChangesNothingAndIsGivenBack) {
 #endif
 
 TEST(Forward, AllocatesNothingAfterTheFirstRun) {
+  if (kernels::best_target() == kernels::Target::kReference) {
+    GTEST_SKIP() << "the reference allocates; it is read, not run fast";
+  }
   Loaded loaded("tests/golden/kl", 2);
   const ModelConfig& config = loaded.model.config();
   const std::vector<TokenId> tokens = random_tokens(config, 40, 41);

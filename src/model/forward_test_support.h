@@ -59,11 +59,13 @@ class PoisonedPages {
     std::int32_t tokens_per_block = 32;
     std::int32_t snapshots = 4;  // recurrent slots that belong to nobody
     std::uint64_t seed = 1;
+    DType dtype = DType::kF32;  // of the latent rows
   };
   PoisonedPages(const ModelConfig& config, const Options& options)
       : config_(config), options_(options) {
     const std::int64_t blocks = ceil_div<std::int64_t>(options.length, options.tokens_per_block);
-    latent_.layer_stride = std::int64_t{options.tokens_per_block} * config.mla_row_width() * 4;
+    latent_.layer_stride = std::int64_t{options.tokens_per_block} * config.mla_row_width() *
+                           dtype_bytes(options.dtype);
     latent_.slot_stride = latent_.layer_stride * config.num_mla_layers();
     latent_.num_slots = static_cast<std::int32_t>(options.sequences * blocks + 3);
     latent_.tokens_per_block = options.tokens_per_block;
@@ -72,7 +74,7 @@ class PoisonedPages {
     recurrent_.num_slots = options.sequences + options.snapshots;
     poison(latent_values_, latent_);
     poison(recurrent_values_, recurrent_);
-    latent_views_ = latent_views(config, latent_, DType::kF32);
+    latent_views_ = latent_views(config, latent_, options.dtype);
     recurrent_views_ = recurrent_views(config, recurrent_);
 
     std::mt19937_64 random(options.seed);
@@ -103,7 +105,19 @@ class PoisonedPages {
                                             static_cast<std::size_t>(floats));
   }
 
-  // The latent rows of positions [0, length) of a sequence, layer by layer.
+  // Makes the latent rows of positions [begin, end) of a sequence NaN again, in every layer.
+  void poison_latent_rows(std::int32_t sequence, std::int64_t begin, std::int64_t end) {
+    for (const kernels::LatentPages& pages : latent_views_) {
+      for (std::int64_t p = begin; p < end; ++p) {
+        const SlotId slot = table(sequence)[static_cast<std::size_t>(p / pages.tokens_per_block)];
+        std::memset(pages.base + slot.value() * pages.slot_stride +
+                        p % pages.tokens_per_block * pages.token_stride,
+                    0xFF, static_cast<std::size_t>(pages.token_stride));
+      }
+    }
+  }
+
+  // The latent rows, f32, of positions [0, length) of a sequence, layer by layer.
   std::vector<float> latent_rows(std::int32_t sequence, std::int64_t length) const {
     std::vector<float> rows;
     for (const kernels::LatentPages& pages : latent_views_) {

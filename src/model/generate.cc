@@ -4,8 +4,11 @@
 #include <array>
 #include <optional>
 
+#include <fmt/format.h>
+
 #include "slackwater/base/aligned_buffer.h"
 #include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
 #include "slackwater/model/forward.h"
 #include "slackwater/model/solo_storage.h"
 #include "slackwater/model/text_stream.h"
@@ -35,7 +38,7 @@ class SoloSequence {
  public:
   SoloSequence(const Model& model, kernels::ExecutionContext& context, std::int64_t capacity,
                std::int32_t chunk)
-      : storage_(model.config(), {.capacity = capacity}),
+      : storage_(model.config(), capacity),
         forward_(model, context, {.max_tokens = chunk, .max_logits = 1}),
         logits_(static_cast<std::size_t>(model.config().vocab_size)) {}
 
@@ -78,38 +81,6 @@ class SoloSequence {
   std::int64_t position_ = 0;
 };
 
-Result<void> check_options(const Model& model, std::span<const TokenId> prompt_tokens,
-                           const GenerateOptions& options) {
-  SLACKWATER_RETURN_IF_ERROR(kernels::validate(options.sampling));
-  if (options.max_tokens < 0) {
-    return make_error(ErrorCode::kInvalidArgument, "max_tokens {} is negative; use 0 or more",
-                      options.max_tokens);
-  }
-  if (options.chunk < 1) {
-    return make_error(ErrorCode::kInvalidArgument, "chunk {} is not positive; use 1 or more",
-                      options.chunk);
-  }
-  const ModelConfig& config = model.config();
-  if (prompt_tokens.empty()) {
-    return make_error(ErrorCode::kInvalidArgument,
-                      "the prompt has no tokens; begin it with the begin-of-sequence token {}",
-                      config.bos_id);
-  }
-  if (std::ssize(prompt_tokens) >= config.max_length) {
-    return make_error(ErrorCode::kOutOfRange,
-                      "the prompt has {} tokens; this model's sequences have at most {}, one of "
-                      "them to be generated: shorten the prompt",
-                      prompt_tokens.size(), config.max_length);
-  }
-  for (const TokenId id : prompt_tokens) {
-    if (id < 0 || id >= config.vocab_size) {
-      return make_error(ErrorCode::kOutOfRange, "prompt token {} of a vocabulary of {}", id,
-                        config.vocab_size);
-    }
-  }
-  return validate_stop(options.stop);
-}
-
 // The loop from logits to text.
 class Generation {
  public:
@@ -136,7 +107,7 @@ class Generation {
       ++result_.generated_steps;
     }
     if (result_.finish_reason != FinishReason::kStop) {
-      SLACKWATER_RETURN_IF_ERROR(emit(stream_.finish().text));
+      SLACKWATER_RETURN_IF_ERROR(accept_rest());
     }
     result_.prompt_time = prompt_done - started;
     result_.generation_time = clock.now() - prompt_done;
@@ -148,7 +119,8 @@ class Generation {
     kernels::SampleRow row;
     row.logits = sequence.logits().data();
     row.parameters = options_.sampling;
-    row.position = sequence.position();
+    row.position =
+        SLACKWATER_MUTANT(solo_noise_one_early) ? sequence.position() - 1 : sequence.position();
     row.counts = counts_.span();
     Result<kernels::SampleResult> sampled;
     kernels::SampleArgs args;
@@ -156,7 +128,10 @@ class Generation {
     args.rows = std::span(&row, 1);
     args.results = std::span(&sampled, 1);
     kernels::sample(context_, args);
-    if (!sampled.has_value()) return tl::unexpected<Error>(sampled.error());
+    if (!sampled.has_value()) {
+      return tl::unexpected<Error>(sampled.error().with_context(
+          fmt::format("after {} tokens of the sequence", sequence.position())));
+    }
     return sampled->token;
   }
 
@@ -167,9 +142,15 @@ class Generation {
     if (sampling.frequency_penalty != 0 || sampling.presence_penalty != 0) counts_.add(token);
     if (std::ranges::count(config_.eos_ids, token) > 0) {
       result_.finish_reason = FinishReason::kStop;
-      return emit(stream_.finish().text);
+      return accept_rest();
     }
-    TextStream::Piece piece = stream_.push(token);
+    return accept(stream_.push(token));
+  }
+
+  // What was held back. It may complete a stop text that ends in U+FFFD.
+  Result<void> accept_rest() { return accept(stream_.finish()); }
+
+  Result<void> accept(TextStream::Piece piece) {
     if (piece.stopped) result_.finish_reason = FinishReason::kStop;
     return emit(std::move(piece.text));
   }
@@ -190,6 +171,40 @@ class Generation {
 
 }  // namespace
 
+Result<void> validate(const GenerateOptions& options) {
+  SLACKWATER_RETURN_IF_ERROR(kernels::validate(options.sampling));
+  if (options.max_tokens < 0) {
+    return make_error(ErrorCode::kInvalidArgument, "max_tokens {} is negative; use 0 or more",
+                      options.max_tokens);
+  }
+  if (options.chunk < 1) {
+    return make_error(ErrorCode::kInvalidArgument, "chunk {} is not positive; use 1 or more",
+                      options.chunk);
+  }
+  return validate_stop(options.stop);
+}
+
+Result<void> validate_prompt(const ModelConfig& config, std::span<const TokenId> prompt_tokens) {
+  if (prompt_tokens.empty()) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "the prompt has no tokens; begin it with the begin-of-sequence token {}",
+                      config.bos_id);
+  }
+  if (std::ssize(prompt_tokens) >= config.max_length) {
+    return make_error(ErrorCode::kOutOfRange,
+                      "the prompt has {} tokens; this model's sequences have at most {}, one of "
+                      "them to be generated: shorten the prompt",
+                      prompt_tokens.size(), config.max_length);
+  }
+  for (const TokenId id : prompt_tokens) {
+    if (id < 0 || id >= config.vocab_size) {
+      return make_error(ErrorCode::kOutOfRange, "prompt token {} of a vocabulary of {}", id,
+                        config.vocab_size);
+    }
+  }
+  return {};
+}
+
 std::string_view to_string(FinishReason reason) {
   switch (reason) {
     case FinishReason::kLength: return "length";
@@ -198,10 +213,10 @@ std::string_view to_string(FinishReason reason) {
   SLACKWATER_CHECK(false, "finish reason {}", static_cast<int>(reason));
 }
 
-Result<std::vector<TokenId>> encode_prompt(const Model& model, const Tokenizer& tokenizer,
+Result<std::vector<TokenId>> encode_prompt(const ModelConfig& config, const Tokenizer& tokenizer,
                                            std::string_view text) {
   SLACKWATER_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, tokenizer.encode(text));
-  tokens.insert(tokens.begin(), model.config().bos_id);
+  tokens.insert(tokens.begin(), config.bos_id);
   return tokens;
 }
 
@@ -209,7 +224,8 @@ Result<GenerateResult> generate_solo(const Model& model, const Tokenizer& tokeni
                                      kernels::ExecutionContext& context,
                                      std::span<const TokenId> prompt_tokens,
                                      const GenerateOptions& options) {
-  SLACKWATER_RETURN_IF_ERROR(check_options(model, prompt_tokens, options));
+  SLACKWATER_RETURN_IF_ERROR(validate(options));
+  SLACKWATER_RETURN_IF_ERROR(validate_prompt(model.config(), prompt_tokens));
   const std::int64_t capacity = std::min<std::int64_t>(
       model.config().max_length, std::ssize(prompt_tokens) + options.max_tokens);
   const std::int32_t chunk =

@@ -25,7 +25,7 @@ struct Demo {
   }
 
   Result<GenerateResult> generate(std::string_view prompt, const GenerateOptions& options) {
-    const auto tokens = encode_prompt(model, tokenizer, prompt);
+    const auto tokens = encode_prompt(model.config(), tokenizer, prompt);
     return generate_solo(model, tokenizer, context, *tokens, options);
   }
 
@@ -46,7 +46,7 @@ TEST(GenerateGolden, EveryCaseGivesItsPromptTokensItsTokensAndItsText) {
   for (const nlohmann::json& golden : golden_cases()) {
     SCOPED_TRACE(golden["name"].get<std::string>());
     const auto prompt = golden["prompt"].get<std::string>();
-    const auto prompt_tokens = encode_prompt(demo.model, demo.tokenizer, prompt);
+    const auto prompt_tokens = encode_prompt(demo.model.config(), demo.tokenizer, prompt);
     ASSERT_TRUE(prompt_tokens.has_value());
     EXPECT_EQ(*prompt_tokens, golden["prompt_tokens"].get<std::vector<TokenId>>());
     const auto tokens = golden["tokens"].get<std::vector<TokenId>>();
@@ -129,14 +129,51 @@ TEST(Generate, TheSameSeedGivesTheSameTokensAndAnotherGivesOthers) {
   EXPECT_NE(demo.generate("lighthouse (noun):", options)->tokens, first->tokens);
 }
 
-TEST(Generate, PenaltiesCountGeneratedTokensOnly) {
+// The oracle's own noise: token i of an answer is what kernels::sample gives for the logits of
+// its position, at that position, and nothing else.
+TEST(Generate, ATokenIsSampledAtItsPositionInTheSequence) {
   Demo& demo = Demo::get();
   GenerateOptions options{.max_tokens = 24};
+  options.sampling = {.temperature = 1.0f, .seed = 11};
+  const auto prompt = *encode_prompt(demo.model.config(), demo.tokenizer, "lighthouse (noun):");
+  const auto result = *generate_solo(demo.model, demo.tokenizer, demo.context, prompt, options);
+  ASSERT_EQ(result.tokens.size(), 24u);
+
+  std::vector<TokenId> tokens = prompt;
+  tokens.insert(tokens.end(), result.tokens.begin(), result.tokens.end());
+  PoisonedPages pages(demo.model.config(), {.length = std::ssize(tokens)});
+  SequenceRunner runner(demo.model, demo.context, pages, {tokens});
+  runner.run_alone(0, {static_cast<std::int32_t>(tokens.size())});
+  for (std::size_t i = prompt.size(); i < tokens.size(); ++i) {
+    kernels::SampleRow row;
+    row.logits = runner.logits(0).data() +
+                 (i - 1) * static_cast<std::size_t>(demo.model.config().vocab_size);
+    row.parameters = options.sampling;
+    row.position = static_cast<std::int64_t>(i);
+    Result<kernels::SampleResult> sampled;
+    kernels::SampleArgs args;
+    args.vocabulary = demo.model.config().vocab_size;
+    args.rows = std::span(&row, 1);
+    args.results = std::span(&sampled, 1);
+    kernels::sample(demo.context, args);
+    EXPECT_EQ(sampled->token, tokens[i]) << "position " << i;
+  }
+}
+
+TEST(Generate, PenaltiesCountGeneratedTokensOnly) {
+  Demo& demo = Demo::get();
+  const std::string text = "the sea and the shore, the sea and the shore";
+  GenerateOptions options{.max_tokens = 24};
   options.sampling.presence_penalty = 100.0f;
-  const auto result = demo.generate("the sea and the shore, the sea and the shore", options);
+  const auto result = demo.generate(text, options);
   std::vector<TokenId> tokens = result->tokens;
   std::ranges::sort(tokens);
   EXPECT_EQ(std::ranges::adjacent_find(tokens), tokens.end()) << "a token was generated twice";
+  std::vector<TokenId> prompt = *encode_prompt(demo.model.config(), demo.tokenizer, text);
+  std::ranges::sort(prompt);
+  std::vector<TokenId> repeated;
+  std::ranges::set_intersection(tokens, prompt, std::back_inserter(repeated));
+  EXPECT_FALSE(repeated.empty()) << "the prompt's tokens were counted too";
 }
 
 TEST(Generate, StopTextEndsTheAnswerAndIsNotPartOfIt) {
@@ -153,7 +190,7 @@ TEST(Generate, StopTextEndsTheAnswerAndIsNotPartOfIt) {
 
 TEST(Generate, TextArrivesInPiecesThatAddUp) {
   Demo& demo = Demo::get();
-  const auto tokens = encode_prompt(demo.model, demo.tokenizer, "wander (verb):");
+  const auto tokens = encode_prompt(demo.model.config(), demo.tokenizer, "wander (verb):");
   std::string streamed;
   int num_pieces = 0;
   GenerateOptions options{.max_tokens = 40};
@@ -169,7 +206,7 @@ TEST(Generate, TextArrivesInPiecesThatAddUp) {
 
 TEST(Generate, AnErrorOfTheReaderEndsTheGeneration) {
   Demo& demo = Demo::get();
-  const auto tokens = encode_prompt(demo.model, demo.tokenizer, "wander (verb):");
+  const auto tokens = encode_prompt(demo.model.config(), demo.tokenizer, "wander (verb):");
   GenerateOptions options{.max_tokens = 40};
   options.on_text = [](std::string_view) -> Result<void> {
     return make_error(ErrorCode::kUnavailable, "the reader went away");

@@ -26,8 +26,9 @@ struct Descriptor {
 
 tl::unexpected<Error> system_error(const char* verb, const std::filesystem::path& path, int code) {
   const bool absent = code == ENOENT || code == ENOTDIR;
-  return make_error(absent ? ErrorCode::kNotFound : ErrorCode::kUnavailable, "cannot {} '{}': {}",
-                    verb, path.string(), std::generic_category().message(code));
+  return make_error(absent ? ErrorCode::kNotFound : ErrorCode::kUnavailable,
+                    "cannot {} '{}': {}; check its name and permissions", verb, path.string(),
+                    std::generic_category().message(code));
 }
 
 // The size of the file behind `fd`, once it is known to be a regular file with something in it.

@@ -1,6 +1,7 @@
 #include "slackwater/model/measure.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "slackwater/base/clock.h"
@@ -19,6 +20,18 @@ constexpr std::int32_t kTokensPerBlock = 32;
 TokenId prompt_token(std::int64_t sequence, std::int64_t index, std::int32_t num_ranks) {
   const auto mixed = static_cast<std::uint32_t>((8191 * sequence + index) * 2654435761);
   return static_cast<TokenId>(std::uint64_t{mixed} * static_cast<std::uint64_t>(num_ranks) >> 32);
+}
+
+// Prompt tokens of a forward pass: never more than there are.
+std::int32_t chunk_of(const MeasureOptions& options) {
+  const std::int64_t all = std::int64_t{options.sequences} * options.prompt_tokens;
+  return static_cast<std::int32_t>(std::min<std::int64_t>(options.chunk, all));
+}
+
+// Blocks of all sequences; those are numbered by 32 bits.
+std::int64_t num_blocks(const MeasureOptions& options) {
+  const std::int64_t length = std::int64_t{options.prompt_tokens} + options.max_tokens;
+  return options.sequences * ceil_div<std::int64_t>(length, kTokensPerBlock);
 }
 
 // Pages of several sequences: sequence s owns recurrent slot s and a run of latent slots.
@@ -83,11 +96,13 @@ class Workload {
       : options_(options),
         config_(model.config()),
         num_ranks_(num_ranks),
+        chunk_(chunk_of(options)),
         context_(context),
-        pages_(config_, options.sequences, options.prompt_tokens + options.max_tokens),
-        forward_(model, context,
-                 {.max_tokens = std::max(options.chunk, options.sequences),
-                  .max_logits = options.sequences}),
+        pages_(config_, options.sequences,
+               std::int64_t{options.prompt_tokens} + options.max_tokens),
+        forward_(
+            model, context,
+            {.max_tokens = std::max(chunk_, options.sequences), .max_logits = options.sequences}),
         logits_(static_cast<std::size_t>(config_.vocab_size) *
                 static_cast<std::size_t>(options.sequences)),
         next_(static_cast<std::size_t>(options.sequences)),
@@ -117,8 +132,8 @@ class Workload {
   void run_prompts() {
     for (std::int32_t sequence = 0, done = 0; sequence < options_.sequences;) {
       start_batch();
-      while (sequence < options_.sequences && std::ssize(tokens_) < options_.chunk) {
-        const std::int32_t room = options_.chunk - static_cast<std::int32_t>(tokens_.size());
+      while (sequence < options_.sequences && std::ssize(tokens_) < chunk_) {
+        const std::int32_t room = chunk_ - static_cast<std::int32_t>(tokens_.size());
         const std::int32_t count = std::min(room, options_.prompt_tokens - done);
         add_row(sequence, done, count);
         for (std::int32_t j = done; j < done + count; ++j) {
@@ -195,6 +210,7 @@ class Workload {
   const MeasureOptions& options_;
   const ModelConfig& config_;
   std::int32_t num_ranks_;
+  std::int32_t chunk_;
   kernels::ExecutionContext& context_;
   SequencePages pages_;
   ForwardPass forward_;
@@ -218,11 +234,19 @@ Spread spread_of(std::vector<double> values) {
 
 Result<void> check_length(const MeasureOptions& options, const ModelConfig& config) {
   const std::int64_t length = std::int64_t{options.prompt_tokens} + options.max_tokens;
-  if (length <= config.max_length) return {};
-  return make_error(ErrorCode::kOutOfRange,
-                    "{} prompt tokens and {} generated ones are more than the model's {}; ask "
-                    "for fewer",
-                    options.prompt_tokens, options.max_tokens, config.max_length);
+  if (length > config.max_length) {
+    return make_error(ErrorCode::kOutOfRange,
+                      "{} prompt tokens and {} generated ones are more than the model's {}; ask "
+                      "for fewer",
+                      options.prompt_tokens, options.max_tokens, config.max_length);
+  }
+  constexpr std::int64_t kMostBlocks = std::numeric_limits<std::int32_t>::max();
+  if (num_blocks(options) > kMostBlocks) {
+    return make_error(ErrorCode::kOutOfRange,
+                      "{} sequences of {} tokens are {} blocks, of at most {}; ask for fewer",
+                      options.sequences, length, num_blocks(options), kMostBlocks);
+  }
+  return {};
 }
 
 }  // namespace

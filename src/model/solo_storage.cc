@@ -43,48 +43,32 @@ std::vector<kernels::LatentPages> latent_views(const ModelConfig& config, const 
   return views;
 }
 
-SoloStorage::SoloStorage(const ModelConfig& config, const Options& options) : options_(options) {
-  SLACKWATER_CHECK(
-      options.capacity > 0 && options.tokens_per_block > 0 && options.num_snapshots >= 0,
-      "capacity {}, {} tokens per block, {} snapshots", options.capacity, options.tokens_per_block,
-      options.num_snapshots);
-  const std::int64_t num_blocks =
-      ceil_div<std::int64_t>(options.capacity, options.tokens_per_block);
+SoloStorage::SoloStorage(const ModelConfig& config, std::int64_t capacity) {
+  constexpr std::int32_t kTokensPerBlock = 32;
+  constexpr std::int64_t kFloatBytes = sizeof(float);
+  SLACKWATER_CHECK(capacity > 0, "capacity {}", capacity);
+  const std::int64_t num_blocks = ceil_div<std::int64_t>(capacity, kTokensPerBlock);
   for (std::int64_t b = 0; b < num_blocks; ++b) {
     blocks_.push_back(SlotId(static_cast<std::int32_t>(b)));
   }
 
   PageTable latent;
-  latent.layer_stride = std::int64_t{options.tokens_per_block} * config.mla_row_width() *
-                        dtype_bytes(options.latent_dtype);
+  latent.layer_stride = std::int64_t{kTokensPerBlock} * config.mla_row_width() * kFloatBytes;
   latent.slot_stride = latent.layer_stride * config.num_mla_layers();
   latent.num_slots = static_cast<std::int32_t>(num_blocks);
-  latent.tokens_per_block = options.tokens_per_block;
+  latent.tokens_per_block = kTokensPerBlock;
   latent_bytes_ =
       AlignedBuffer<std::byte>(static_cast<std::size_t>(num_blocks * latent.slot_stride));
   latent.base = latent_bytes_.data();
-  latent_pages_ = latent_views(config, latent, options.latent_dtype);
+  latent_pages_ = latent_views(config, latent, DType::kF32);
 
-  recurrent_slot_floats_ = recurrent_layer_floats(config) * config.num_kda_layers();
   PageTable recurrent;
-  recurrent.num_slots = 1 + options.num_snapshots;
-  recurrent_ =
-      AlignedBuffer<float>(static_cast<std::size_t>(recurrent.num_slots * recurrent_slot_floats_));
+  recurrent.num_slots = 1;
+  recurrent.layer_stride = recurrent_layer_floats(config) * kFloatBytes;
+  recurrent.slot_stride = recurrent.layer_stride * config.num_kda_layers();
+  recurrent_ = AlignedBuffer<float>(static_cast<std::size_t>(recurrent.slot_stride / kFloatBytes));
   recurrent.base = reinterpret_cast<std::byte*>(recurrent_.data());
-  recurrent.slot_stride = recurrent_slot_floats_ * static_cast<std::int64_t>(sizeof(float));
-  recurrent.layer_stride =
-      recurrent_layer_floats(config) * static_cast<std::int64_t>(sizeof(float));
   recurrent_pages_ = recurrent_views(config, recurrent);
-}
-
-std::span<const float> SoloStorage::recurrent_slot(SlotId slot) const {
-  return {recurrent_.data() + slot.value() * recurrent_slot_floats_,
-          static_cast<std::size_t>(recurrent_slot_floats_)};
-}
-
-std::span<float> SoloStorage::recurrent_slot(SlotId slot) {
-  return {recurrent_.data() + slot.value() * recurrent_slot_floats_,
-          static_cast<std::size_t>(recurrent_slot_floats_)};
 }
 
 }  // namespace slackwater::model

@@ -12,6 +12,7 @@
 
 #include "model/utf8.h"
 #include "slackwater/base/check.h"
+#include "slackwater/model/tokenizer.h"
 
 namespace slackwater::model {
 namespace {

@@ -31,7 +31,6 @@ namespace slackwater::model {
 class Splitter {
  public:
   // Positions within a text fit 31 bits.
-  static constexpr std::size_t kMaxTextBytes = 0x7FFFFFFF;
 
   enum class Engine {
     kFastest,      // machine code where PCRE2 can make and run it, otherwise kInterpreter

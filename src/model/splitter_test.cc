@@ -215,7 +215,7 @@ TEST(SplitterSlow, ALongRunOfCapitalsIsNotRefused) {
 
 TEST(Splitter, RefusesATextWhosePositionsDoNotFit) {
   // Addresses without memory behind them: the length is refused before anything is read.
-  const std::size_t size = Splitter::kMaxTextBytes + 1;
+  const std::size_t size = kMaxTextBytes + 1;
   void* pages =
       ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ASSERT_NE(pages, MAP_FAILED);

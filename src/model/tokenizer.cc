@@ -69,9 +69,9 @@ Result<void> Tokenizer::append_text(std::string_view text, std::vector<TokenId>&
 
 Result<std::vector<TokenId>> Tokenizer::encode(std::string_view bytes,
                                                SpecialText special_text) const {
-  if (bytes.size() > Splitter::kMaxTextBytes) {
+  if (bytes.size() > kMaxTextBytes) {
     return make_error(ErrorCode::kOutOfRange, "a text of {} bytes; at most {} are encoded at once",
-                      bytes.size(), Splitter::kMaxTextBytes);
+                      bytes.size(), kMaxTextBytes);
   }
   std::vector<TokenId> tokens;
   std::size_t text_begin = 0;  // of the text before the next special token

@@ -9,6 +9,7 @@ Exit codes of the program: 0 success, 1 failure, 2 wrong usage.
 import json
 import os
 import pathlib
+import resource
 import shutil
 import struct
 import subprocess
@@ -18,7 +19,7 @@ import unittest
 
 PROGRAM = pathlib.Path(sys.argv[1])
 SOURCE = pathlib.Path(sys.argv[2])
-DEMO = SOURCE / "models/demo"
+DEMO = (SOURCE / "models/demo").resolve()
 
 
 def run(*arguments, **options):
@@ -63,6 +64,54 @@ class Checkpoint:
             else:
                 config[name] = value
         path.write_text(json.dumps(config))
+
+
+    def write_shards(self):
+        """The same tensors in two files and an index."""
+        names = sorted(name for name in self.header if name != "__metadata__")
+        weight_map = {}
+        for shard in (0, 1):
+            header, body = {}, bytearray()
+            for name in names[shard::2]:
+                begin, end = self.header[name]["data_offsets"]
+                header[name] = dict(self.header[name],
+                                    data_offsets=[len(body), len(body) + end - begin])
+                body += self.body[begin:end]
+                weight_map[name] = f"model-{shard}.safetensors"
+            text = json.dumps(header).encode()
+            (self.directory / f"model-{shard}.safetensors").write_bytes(
+                struct.pack("<Q", len(text)) + text + body)
+        self.file.unlink()
+        (self.directory / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+    def convert(self, dtype, wanted=lambda name: True):
+        """Stores the wanted bf16 tensors as F32, or as F16, which is exact for most values only."""
+        body = bytearray()
+        for name, tensor in self.header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = tensor["data_offsets"]
+            old = self.body[begin:end]
+            new = old
+            if tensor["dtype"] == "BF16" and wanted(name):
+                new = bytearray(2 * len(old))
+                new[2::4], new[3::4] = old[0::2], old[1::2]
+                if dtype == "F16":
+                    values = struct.unpack(f"<{len(old) // 2}f", new)
+                    new = struct.pack(f"<{len(old) // 2}e", *values)
+                tensor["dtype"] = dtype
+            tensor["data_offsets"] = [len(body), len(body) + len(new)]
+            body += new
+        self.body = body
+
+    def make_exact_in_f16(self, name):
+        """Zeroes what F16 cannot hold: numbers below its smallest normal one."""
+        begin, end = self.header[name]["data_offsets"]
+        for i in range(begin, end, 2):
+            exponent = struct.unpack("<H", self.body[i:i + 2])[0] >> 7 & 0xFF
+            if exponent < 127 - 14:
+                self.body[i:i + 2] = b"\0\0"
 
 
 class Answers(unittest.TestCase):
@@ -125,6 +174,45 @@ class Answers(unittest.TestCase):
             self.assertIn("slackwater", done.stdout.decode().lower())
 
 
+class Checkpoints(unittest.TestCase):
+    """The same weights, stored in another way, give the same tokens."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.checkpoint = Checkpoint(folder.name)
+
+    def answer(self):
+        return answer("--model", self.checkpoint.directory, "--prompt", "wander (verb):",
+                      "--max-tokens", "24")["tokens"]
+
+    def test_shards(self):
+        want = self.answer()
+        self.checkpoint.write_shards()
+        self.assertEqual(self.answer(), want)
+
+    def test_every_tensor_in_f32(self):
+        want = self.answer()
+        self.checkpoint.convert("F32")
+        self.checkpoint.write()
+        self.assertEqual(self.answer(), want)
+
+    def test_one_part_of_a_fused_matrix_in_f32(self):
+        want = self.answer()
+        self.checkpoint.convert("F32", lambda name: name.endswith("k_proj.weight"))
+        self.checkpoint.write()
+        self.assertEqual(self.answer(), want)
+
+    def test_one_part_of_a_fused_matrix_in_f16(self):
+        name = "model.layers.0.self_attn.q_proj.weight"
+        self.checkpoint.make_exact_in_f16(name)
+        self.checkpoint.write()
+        want = self.answer()
+        self.checkpoint.convert("F16", lambda tensor: tensor == name)
+        self.checkpoint.write()
+        self.assertEqual(self.answer(), want)
+
+
 class BadInput(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -137,6 +225,13 @@ class BadInput(unittest.TestCase):
         self.assertTrue(error.startswith("slackwater: "), error)
         for part in parts:
             self.assertIn(part, error)
+
+    def limit_memory(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        if run("--version", preexec_fn=limit).returncode != 0:
+            self.skipTest("this build asks for more addresses than the limit")
+        return limit
 
     def generate_from(self, checkpoint):
         return generate("--model", checkpoint.directory, "--prompt", "a", "--max-tokens", "1")
@@ -159,15 +254,74 @@ class BadInput(unittest.TestCase):
         self.expect(run(), 2)
         self.expect(run("no-such-command"), 2)
 
-    def test_stop_text_that_is_not_utf8(self):
-        self.expect(generate("--prompt", "a", "--stop", b"a\xc3"), 1, "not UTF-8")
+    def test_stop_texts_that_can_never_be_found(self):
+        self.expect(generate("--prompt", "a", "--stop", b"a\xc3"), 2, "not UTF-8")
+        self.expect(generate("--prompt", "a", "--stop", ""), 2, "empty")
+
+    def test_numbers_are_read_whole_or_refused(self):
+        for option, value in (("--seed", "-1"), ("--seed", "18446744073709551616"), ("--seed", ""),
+                              ("--seed", "0x10"), ("--seed", "7 "), ("--temperature", ""),
+                              ("--temperature", "warm"), ("--top-k", "1.5"),
+                              ("--max-tokens", ""), ("--max-tokens", "1\n2")):
+            with self.subTest((option, value)):
+                self.expect(generate("--prompt", "a", option, value), 2, option)
+        self.assertEqual(answer("--prompt", "a", "--max-tokens", "1", "--seed", "010")["seed"], 10)
+        largest = 2**64 - 1
+        self.assertEqual(answer("--prompt", "a", "--max-tokens", "1", "--seed",
+                                str(largest))["seed"], largest)
+
+    def test_a_target_that_cannot_run(self):
+        environment = dict(os.environ, SLACKWATER_TARGET="mmx")
+        self.expect(generate("--prompt", "a", env=environment), 2, "SLACKWATER_TARGET", "mmx",
+                    "reference")
 
     def test_missing_directory(self):
         self.expect(generate("--model", "/nonexistent/model", "--prompt", "a"), 1,
-                    "/nonexistent/model")
+                    "'/nonexistent/model' does not exist", "config.json")
+        self.expect(generate("--model", "/dev/null", "--prompt", "a"), 1, "not a directory")
+        self.expect(generate("--model", "/non\nexistent", "--prompt", "a"), 1, "/non\\x0aexistent")
 
     def test_missing_prompt_file(self):
-        self.expect(generate("--prompt-file", "/nonexistent/prompt"), 1, "/nonexistent/prompt")
+        for name in ("/nonexistent/prompt", ""):
+            self.expect(generate("--prompt-file", name), 1, f"'{name}'", "check its name")
+        self.expect(generate("--prompt", "a", "--prompt-file", ""), 2, "--prompt-file")
+
+    def test_a_prompt_file_without_end(self):
+        done = generate("--prompt-file", "/dev/zero", preexec_fn=self.limit_memory())
+        self.expect(done, 1, "out of memory")
+
+    def test_more_memory_than_there_is(self):
+        done = run("bench", "generate", "--sequences", "4096", "--prompt-tokens", "16384",
+                   "--max-tokens", "16384", preexec_fn=self.limit_memory())
+        self.expect(done, 1, "out of memory")
+
+    def test_no_thread_left(self):
+        def limit_threads():
+            resource.setrlimit(resource.RLIMIT_NPROC, (4, 4))
+            if os.getuid() == 0:  # whom no limit binds
+                os.setuid(65534)
+        try:
+            done = generate("--prompt", "a", "--threads", "64", preexec_fn=limit_threads)
+        except PermissionError:
+            self.skipTest("the program cannot be run by nobody")
+        self.expect(done, 1, "temporarily unavailable")
+
+    def test_a_head_that_no_kernel_takes(self):
+        checkpoint = Checkpoint(self.folder.name)
+        checkpoint.change_config(head_dim=1056)
+        self.expect(self.generate_from(checkpoint), 1, "linear_attn_config.head_dim", "1056",
+                    "1024")
+
+    def test_tensors_of_the_prediction_block(self):
+        checkpoint = Checkpoint(self.folder.name)
+        norm = checkpoint.header["model.layers.8.enorm.weight"]["data_offsets"][0]
+        checkpoint.body[norm:norm + 2] = b"\xc0\x7f"
+        checkpoint.write()
+        self.expect(self.generate_from(checkpoint), 1, "model.layers.8.enorm.weight", "nan")
+        checkpoint.body[norm:norm + 2] = b"\x80\x3f"
+        checkpoint.header["model.layers.8.eh_proj.weight"]["shape"].reverse()
+        checkpoint.write()
+        self.expect(self.generate_from(checkpoint), 1, "model.layers.8.eh_proj.weight")
 
     def test_truncated_tensors(self):
         checkpoint = Checkpoint(self.folder.name)
@@ -197,7 +351,7 @@ class BadInput(unittest.TestCase):
         checkpoint = Checkpoint(self.folder.name)
         checkpoint.header["model.other.weight"] = checkpoint.header.pop("model.norm.weight")
         checkpoint.write()
-        self.expect(self.generate_from(checkpoint), 1, "model.norm.weight")
+        self.expect(self.generate_from(checkpoint), 1, "model.norm.weight", "incomplete")
 
     def test_tensor_of_another_shape(self):
         checkpoint = Checkpoint(self.folder.name)
@@ -221,7 +375,7 @@ class BadInput(unittest.TestCase):
     def test_layer_lists_that_overlap(self):
         checkpoint = Checkpoint(self.folder.name)
         checkpoint.change_config(full_attn_layers=[3, 4, 8])
-        self.expect(self.generate_from(checkpoint), 1, "full_attn_layers", "3")
+        self.expect(self.generate_from(checkpoint), 1, "full_attn_layers", "3", "in one of them")
 
     def test_vocabulary_that_does_not_match(self):
         checkpoint = Checkpoint(self.folder.name)
@@ -250,6 +404,35 @@ class BadInput(unittest.TestCase):
         done = generate("--prompt", "a", "--max-tokens", "2", stdout=writer)
         os.close(writer)
         self.expect(done, 1, "standard output")
+
+    def test_standard_error_that_cannot_be_written_changes_no_exit_code(self):
+        def run_with(stderr, *arguments, **options):
+            return subprocess.run([PROGRAM, "generate", *arguments], stdout=subprocess.DEVNULL,
+                                  stderr=stderr, stdin=subprocess.DEVNULL, cwd=SOURCE, timeout=600,
+                                  **options).returncode
+        good, bad = ["--prompt", "a", "--max-tokens", "2"], ["--prompt", "a", "--temperature", "-1"]
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            self.assertEqual(run_with(full, *good), 0)
+            self.assertEqual(run_with(full, *bad), 2)
+        self.assertEqual(run_with(None, *good, preexec_fn=lambda: os.close(2)), 0)
+        self.assertEqual(run_with(None, *bad, preexec_fn=lambda: os.close(2)), 2)
+
+    def test_one_dead_pipe_for_both_streams(self):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run([PROGRAM, "generate", "--prompt", "a", "--max-tokens", "2"],
+                              stdout=writer, stderr=writer, stdin=subprocess.DEVNULL, cwd=SOURCE,
+                              timeout=600)
+        os.close(writer)
+        self.assertEqual(done.returncode, 1)
+
+    def test_a_path_that_is_not_utf8(self):
+        link = os.fsencode(self.folder.name) + b"/m\xff"
+        os.symlink(DEMO, link)
+        done = run("bench", "generate", "--model", link, "--prompt-tokens", "4", "--max-tokens",
+                   "2", "--repeat", "1", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        json.loads(done.stdout)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ namespace slackwater {
 // Cache and storage hand it out; hybrid, the engine and the solo loop make kernel views of it
 // (kernels/views.h). Plain bytes: whoever builds the view knows the element type.
 //
-// Source: DESIGN "Paged from the first day"; slot-major layout, so that all buffers of one slot
+// Source: ARCHITECTURE.md; slot-major layout, so that all buffers of one slot
 // lie together and a page moves by one contiguous copy.
 //
 // The bytes of layer `l` (0-based within its group) in slot `s` begin at

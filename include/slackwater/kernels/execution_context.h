@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "slackwater/base/aligned_buffer.h"
+#include "slackwater/base/check.h"
 #include "slackwater/base/numeric.h"
 #include "slackwater/base/thread_pool.h"
 #include "slackwater/kernels/target.h"
@@ -19,7 +20,7 @@ namespace slackwater::kernels {
 // Invariants:
 //   I1  target() is one of runnable_targets().
 //   I2  results never depend on the number of threads: a kernel splits its *output*, and the
-//       order of every reduction depends on its length only (NUMERICS, row independence).
+//       order of every reduction depends on its length only (docs/numerics.md, row independence).
 // Ownership: borrows the pool, which must outlive it; owns the scratch.
 // Threads: one caller at a time; kernels use the pool's workers inside a call.
 // Errors: none.
@@ -37,12 +38,16 @@ class ExecutionContext {
 
   // Runs function(range, worker) over [0, num_items), cut into one contiguous range per worker.
   // Fewer than two `grain`s of items run on the caller alone: a region costs more than they do.
+  // Regions do not nest: they share the workers and their scratch.
   template <class Function>
   void parallel_for(std::int64_t num_items, std::int64_t grain, Function&& function) {
     const std::int64_t shares = std::max<std::int64_t>(1, num_items / grain);
     const int workers = static_cast<int>(std::min<std::int64_t>(num_threads(), shares));
+    SLACKWATER_DCHECK(!is_inline_, "a region of {} items runs within a region", num_items);
     if (workers == 1) {
+      is_inline_ = true;
       function(ItemRange{0, num_items}, 0);
+      is_inline_ = false;
       return;
     }
     pool_.run([&](int worker) {
@@ -61,6 +66,7 @@ class ExecutionContext {
  private:
   ThreadPool& pool_;
   Target target_;
+  bool is_inline_ = false;                         // a region runs on the caller alone
   std::vector<AlignedBuffer<std::byte>> scratch_;  // [num_threads]
 };
 

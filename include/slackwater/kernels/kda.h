@@ -13,7 +13,8 @@ namespace slackwater::kernels {
 
 inline constexpr std::int32_t kConvTaps = 4;  // W: kernel of the short convolution
 inline constexpr std::int32_t kWindowRows = kConvTaps - 1;
-inline constexpr std::int32_t kValueTile = 32;  // value columns of one state tile
+inline constexpr std::int32_t kValueTile = 32;        // value columns of one state tile
+inline constexpr std::int32_t kMaxKdaHeadDim = 1024;  // bounds the tiles of one head
 
 // Floats of one layer's state and window in a page.
 constexpr std::int64_t kda_state_floats(std::int64_t heads, std::int64_t head_dim) {
@@ -26,7 +27,7 @@ constexpr std::int64_t kda_window_floats(std::int64_t heads, std::int64_t head_d
 // Kimi Delta Attention of one layer over a ragged batch: short convolution, gates, recurrence
 // and page writes, in one pass over the state.
 //
-// Source: REPLAY "One kernel" and NUMERICS "KDA"; formulas: Kimi Linear, arXiv 2510.26692.
+// Source: docs/numerics.md "KDA"; formulas: Kimi Linear, arXiv 2510.26692.
 // Per token, key i of head h and value column j, with S the state:
 //   c = w0*x[t-3], then three fused steps; SiLU; q and k normalised (L2), q scaled by 1/sqrt(D)
 //   a_i = exp(g_i),  g = -(A*softplus(r)) or lower_bound*sigmoid(A*r),  r = decay + dt_bias
@@ -37,7 +38,7 @@ constexpr std::int64_t kda_window_floats(std::int64_t heads, std::int64_t head_d
 // After c_j tokens of a row, its state and window go to page_j, for every write of the row.
 struct KdaStepArgs {
   std::int32_t num_heads = 0;  // H
-  std::int32_t head_dim = 0;   // D, a multiple of 32
+  std::int32_t head_dim = 0;   // D, a multiple of 32 up to kMaxKdaHeadDim
 
   // Raw projections of the tokens, [T, H * D] f32 each: q, k, v before the convolution.
   std::array<const float*, 3> qkv = {};
@@ -61,7 +62,8 @@ struct KdaStepArgs {
 };
 void kda_step(ExecutionContext& context, const KdaStepArgs& args);
 
-// A = exp(A_log) by the exponential of NUMERICS, for the loader: no libm on the way to a token.
+// A = exp(A_log) for the loader, by the exponential of docs/numerics.md: no libm on the way to a
+// token.
 float kda_decay_rate(float a_log);
 
 }  // namespace slackwater::kernels

@@ -64,9 +64,9 @@ struct MatmulArgs {
 
 // Runs independent products side by side: no job may read what another writes.
 //
-// Source: NUMERICS "Products": output columns in lanes, k ascending, one accumulator per output
-// from +0, acc = fma(w, x, acc). So a row's result does not depend on the other rows, on the
-// threads or on the jobs beside it.
+// Source: docs/numerics.md "Products": output columns in lanes, k ascending, one accumulator per
+// output from +0, acc = fma(w, x, acc). So a row's result does not depend on the other rows, on
+// the threads or on the jobs beside it.
 // Threads: each job's output columns are split over the workers.
 void matmul(ExecutionContext& context, std::span<const MatmulArgs> jobs);
 

@@ -27,7 +27,7 @@ void mla_write(ExecutionContext& context, const MlaWriteArgs& args);
 
 // Absorbed multi-head latent attention without positions, causal, over paged latent rows.
 //
-// Source: DeepSeek-V2, arXiv 2405.04434 (latent form); NUMERICS "Attention".
+// Source: DeepSeek-V2, arXiv 2405.04434 (latent form); docs/numerics.md "Attention".
 //   score_s = (q . row_s) * scale;  online softmax over tiles of 32 positions;
 //   latent = sum_s p_s row_s[0, rank) / l
 // A token at position p reads rows [0, p] and nothing past them: those bytes may be poison.

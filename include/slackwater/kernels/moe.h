@@ -25,7 +25,7 @@ inline void glu(ExecutionContext& context, const GluArgs& job) {
 
 // Chooses experts for each token.
 //
-// Source: DeepSeek-V3's auxiliary-loss-free routing, arXiv 2412.19437; NUMERICS "Mixture of
+// Source: DeepSeek-V3's auxiliary-loss-free routing, arXiv 2412.19437; docs/numerics.md "Mixture of
 // experts": s = sigmoid(logits); selection by s + bias, ties to the lowest id; weights from the
 // *unbiased* s: w_e = (s_e / (sum + 1e-20)) * scale with the sum over the chosen in ascending id
 // (without renormalisation w_e = s_e * scale).

@@ -9,7 +9,7 @@ namespace slackwater::kernels {
 
 // y = (x * inv) * w with inv = 1 / sqrt(sum(x^2) / n + eps), per row.
 //
-// The sum is NUMERICS' 16-way sum. y may be x.
+// The sum is the 16-way sum of docs/numerics.md. y may be x.
 struct RmsNormArgs {
   const float* x = nullptr;  // [rows, n] f32
   std::int64_t x_stride = 0;

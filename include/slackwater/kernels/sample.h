@@ -80,7 +80,7 @@ struct SampleResult {
 // Samples a token for each row: a pure function of (logits, counts, parameters, position), and
 // so of nothing that another row holds.
 //
-// Source: NUMERICS "Sampling"; the Gumbel-max trick; Philox noise keyed by the seed.
+// Source: docs/numerics.md "Sampling"; the Gumbel-max trick; Philox noise keyed by the seed.
 // Order: penalties, bias, mask, temperature, top-k, min-p, top-p, noise.
 //   counted tokens: l = fma(-frequency, float(count), l); l = l - presence
 //   biased tokens:  l = l + bias

@@ -8,7 +8,8 @@
 
 namespace slackwater::kernels {
 
-// Which form of every kernel runs. All forms give the same bits (NUMERICS); only speed differs.
+// Which form of every kernel runs. All forms give the same bits (docs/numerics.md); only speed
+// differs.
 enum class Target {
   kReference,  // plain C++ loops with std::fma, on any machine
   kAvx2,       // AVX2 with FMA
@@ -26,10 +27,12 @@ Result<Target> parse_target(std::string_view name);
 // What this build holds and this machine can run, slowest first; kReference is always there.
 std::span<const Target> runnable_targets();
 
-// The fastest of runnable_targets(), or $SLACKWATER_TARGET where that is set and runnable.
+// The fastest of runnable_targets(), or $SLACKWATER_TARGET where that is set.
 //
 // The only place that looks at the processor. Highway's own dispatch is not used: on a machine
 // without FMA it falls back to forms that round twice, silently.
+// Errors: those of parse_target for the variable; best_target() aborts with their text.
+Result<Target> default_target();
 Target best_target();
 
 // Lanes of one f32 vector: 1, 8, 16, 4.

@@ -14,6 +14,9 @@
 
 namespace slackwater::model {
 
+// Whether `directory` is there and is one. Errors: kNotFound, kInvalidArgument.
+Result<void> check_model_directory(const std::filesystem::path& directory);
+
 // The tensors of a model directory, be they in one file or in many.
 //
 // The directory holds either `model.safetensors`, or `model.safetensors.index.json` and the shards
@@ -41,7 +44,7 @@ class Checkpoint {
   Checkpoint(Checkpoint&&) noexcept = default;
   Checkpoint& operator=(Checkpoint&&) noexcept = default;
 
-  // kNotFound names the tensor and the directory. O(log n).
+  // kNotFound names the tensor. O(log n).
   Result<TensorView> find(std::string_view name) const;
 
   // All tensors in ascending order of name.

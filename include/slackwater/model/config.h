@@ -21,6 +21,7 @@ inline constexpr std::int32_t kConvKernelSize = 4;
 
 // Head sizes of KDA are multiples of this, the width of a state tile.
 inline constexpr std::int32_t kKdaHeadMultiple = 32;
+inline constexpr std::int32_t kKdaMaxHeadDim = 1024;
 
 // What mixes tokens in a layer.
 enum class LayerKind { kKda, kMla };

@@ -27,11 +27,12 @@ struct ForwardBatch {
 // Runs the layers of a model over a batch.
 //
 // Source: Kimi Linear, arXiv 2510.26692 (layers), DeepSeek-V2 (latent attention) and -V3
-// (routing); orders of operations: NUMERICS.
+// (routing); orders of operations: docs/numerics.md.
 // Invariants:
 //   I1  the same row gives the same logits and the same pages, bit for bit, whatever stands beside
 //       it in the batch, however its prompt was cut, and on every target and number of threads.
-//   I2  after the first run with a batch of the largest size nothing is allocated.
+//   I2  after the first run with a batch of the largest size nothing is allocated, except by the
+//       reference.
 // Ownership: borrows model and context; owns the activations of max_tokens tokens.
 // Threads: one run at a time; the context's workers inside.
 // Errors: none: a batch that does not fit the limits or the model is a bug (CHECK).

@@ -29,6 +29,10 @@ struct GenerateOptions {
   std::function<Result<void>(std::string_view)> on_text = nullptr;
 };
 
+// Whether these can work with some model: kInvalidArgument names the field, its value and what is
+// legal.
+Result<void> validate(const GenerateOptions& options);
+
 // Why an answer ended.
 enum class FinishReason {
   kLength,  // max_tokens, or the model's longest sequence
@@ -46,8 +50,12 @@ struct GenerateResult {
 };
 
 // The prompt as token ids, begin-of-sequence first. Text that looks like a special token is text.
-Result<std::vector<TokenId>> encode_prompt(const Model& model, const Tokenizer& tokenizer,
+Result<std::vector<TokenId>> encode_prompt(const ModelConfig& config, const Tokenizer& tokenizer,
                                            std::string_view text);
+
+// Whether a model of this configuration can continue the prompt. Errors: kInvalidArgument for one
+// without tokens, kOutOfRange for one that is too long or has tokens beyond the vocabulary.
+Result<void> validate_prompt(const ModelConfig& config, std::span<const TokenId> prompt_tokens);
 
 // Writes one answer, alone: one sequence on SoloStorage, no speculation, no sharing.
 //

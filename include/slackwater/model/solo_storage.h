@@ -20,39 +20,26 @@ namespace slackwater::model {
 // includes nothing of storage, cache, hybrid, scheduler or engine.
 //
 // Slots are slot-major, as in the pools to come: all layers of a slot lie together. Latent slot b
-// is block b; recurrent slot 0 is the sequence's own page, further ones hold snapshots.
+// is block b; recurrent slot 0 is the sequence's page.
 //
 // Invariants:
 //   I1  block b lies in slot b, and nothing moves.
 // Ownership: owns the bytes; the views end with it.
 // Threads: as the forward pass that uses the views.
 // Errors: none; sizes are checked (CHECK).
-// Cost: capacity * MLA layers * row bytes + (1 + num_snapshots) * KDA layers * state bytes.
+// Cost: capacity * MLA layers * row bytes + KDA layers * state bytes.
 class SoloStorage {
  public:
-  struct Options {
-    std::int64_t capacity = 0;  // tokens
-    std::int32_t tokens_per_block = 32;
-    std::int32_t num_snapshots = 0;  // recurrent slots beside the sequence's own
-    DType latent_dtype = DType::kF32;
-  };
-  SoloStorage(const ModelConfig& config, const Options& options);
+  // Room for `capacity` > 0 tokens.
+  SoloStorage(const ModelConfig& config, std::int64_t capacity);
 
-  std::int64_t capacity() const { return options_.capacity; }
   std::span<const kernels::LatentPages> latent_pages() const { return latent_pages_; }
   std::span<const kernels::RecurrentPages> recurrent_pages() const { return recurrent_pages_; }
   kernels::BlockTable block_table() const { return blocks_; }
 
   static SlotId state_page() { return SlotId(0); }
-  static SlotId snapshot_page(std::int32_t index) { return SlotId(1 + index); }
-
-  // All bytes of one recurrent slot, every layer's state and window: for comparisons.
-  std::span<const float> recurrent_slot(SlotId slot) const;
-  std::span<float> recurrent_slot(SlotId slot);
 
  private:
-  Options options_;
-  std::int64_t recurrent_slot_floats_ = 0;
   AlignedBuffer<std::byte> latent_bytes_;
   AlignedBuffer<float> recurrent_;
   std::vector<SlotId> blocks_;                            // identity

@@ -15,6 +15,9 @@
 
 namespace slackwater::model {
 
+// The longest text that can be encoded: positions within it fit 31 bits.
+inline constexpr std::size_t kMaxTextBytes = 0x7FFFFFFF;
+
 // Turns bytes into tokens and back: a byte-pair vocabulary with special tokens after it.
 //
 // Ids [0, num_ranks()) stand for bytes and are ordered by rank; ids [num_ranks(), vocab_size())

@@ -1,5 +1,7 @@
 #include "slackwater/kernels/kda.h"
 
+#include <algorithm>
+
 #include "kernels/kda/kda_simd.h"
 #include "kernels/reference/reference.h"
 #include "kernels/row_checks.h"
@@ -13,14 +15,19 @@ namespace {
 
 void check_shapes(const KdaStepArgs& args) {
   SLACKWATER_CHECK(args.num_heads > 0 && args.head_dim > 0 && args.head_dim % kValueTile == 0 &&
-                       args.head_dim <= kMaxHeadDim,
+                       args.head_dim <= kMaxKdaHeadDim,
                    "{} heads of {}: the head size is a multiple of {} up to {}", args.num_heads,
-                   args.head_dim, kValueTile, kMaxHeadDim);
+                   args.head_dim, kValueTile, kMaxKdaHeadDim);
   const std::int64_t width = std::int64_t{args.num_heads} * args.head_dim;
   SLACKWATER_CHECK(args.qkv_stride >= width && args.decay_stride >= width &&
                        args.o_stride >= width && args.beta_stride >= args.num_heads,
                    "strides {}, {}, {} and {} of {} channels and {} heads", args.qkv_stride,
                    args.decay_stride, args.o_stride, args.beta_stride, width, args.num_heads);
+  const std::int64_t page_floats = std::max(kda_state_floats(args.num_heads, args.head_dim),
+                                            kda_window_floats(args.num_heads, args.head_dim));
+  SLACKWATER_CHECK(args.pages.num_slots <= 1 || args.pages.slot_stride >= page_floats,
+                   "pages {} floats apart, a state or a window has {}", args.pages.slot_stride,
+                   page_floats);
   check_recurrent_rows(args.pages, args.rows);
 }
 

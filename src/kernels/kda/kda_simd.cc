@@ -255,7 +255,7 @@ void run_head(const KdaStepArgs& args, const SequenceRow& row, std::int64_t head
               const KdaScratch& scratch) {
   const HeadRow head_row{args, row, head, scratch};
   const std::int64_t num_tiles = head_row.dim() / kValueTile;
-  std::array<const float*, kMaxHeadDim / kValueTile> held;
+  std::array<const float*, kMaxKdaHeadDim / kValueTile> held;
   for (std::int64_t tile = 0; tile < num_tiles; ++tile) {
     held[static_cast<std::size_t>(tile)] =
         head_row.reads_page() ? head_row.state_tile(row.state_page, tile) : scratch.zero_tile;

@@ -11,9 +11,6 @@ namespace slackwater::kernels {
 // amortise loading a state tile, short enough that keys, queries and decays stay in the L2 cache.
 inline constexpr std::int32_t kPreparedTokens = 32;
 
-// The largest head size; bounds the tiles of one head.
-inline constexpr std::int32_t kMaxHeadDim = 1024;
-
 // Bytes of scratch per worker, see KdaScratch in kda_simd.cc.
 constexpr std::size_t kda_scratch_bytes(std::int64_t head_dim) {
   const std::int64_t activations = 4 * kPreparedTokens * head_dim + 2 * kPreparedTokens;

@@ -21,7 +21,8 @@ void check_shapes(const MatmulArgs& job) {
   SLACKWATER_CHECK(job.rows >= 0, "{} rows", job.rows);
   SLACKWATER_CHECK(job.rows <= 1 || job.y_stride >= weights.num_outputs,
                    "y_stride {} is less than {} outputs", job.y_stride, weights.num_outputs);
-  SLACKWATER_CHECK(job.x_rows != nullptr || job.rows <= 1 || job.x_stride >= weights.num_inputs,
+  const bool has_one_row = job.rows <= 1 && job.x_rows == nullptr;
+  SLACKWATER_CHECK(has_one_row || job.x_stride >= weights.num_inputs,
                    "x_stride {} is less than {} inputs", job.x_stride, weights.num_inputs);
 }
 
@@ -68,6 +69,12 @@ std::size_t packed_bytes(std::int64_t num_outputs, std::int64_t num_inputs, DTyp
 }
 
 void pack_weights(const PackArgs& args) {
+  SLACKWATER_CHECK(args.source_dtype == DType::kBf16 || args.source_dtype == DType::kF16 ||
+                       args.source_dtype == DType::kF32,
+                   "packing {}; weights are BF16, F16 or F32", to_string(args.source_dtype));
+  SLACKWATER_CHECK(args.rows >= 0 && args.first_output >= 0 && args.num_inputs > 0,
+                   "packing {} rows of {} from output {}", args.rows, args.num_inputs,
+                   args.first_output);
   SLACKWATER_CHECK(
       args.dtype == DType::kF32 || (args.dtype == DType::kBf16 && args.source_dtype == args.dtype),
       "packing {} as {} is not exact", to_string(args.source_dtype), to_string(args.dtype));

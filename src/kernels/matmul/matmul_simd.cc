@@ -162,8 +162,9 @@ void matmul(ExecutionContext& context, std::span<const MatmulArgs> jobs) {
   context.parallel_for(shares, 1, [&](ItemRange share, int) {
     for (const MatmulArgs& job : jobs) {
       const std::int64_t panels = job.weights.num_panels();
-      const ItemRange range{split_items(panels, static_cast<int>(share.begin), shares).begin,
-                            split_items(panels, static_cast<int>(share.end) - 1, shares).end};
+      ItemRange range{split_items(panels, static_cast<int>(share.begin), shares).begin,
+                      split_items(panels, static_cast<int>(share.end) - 1, shares).end};
+      if (SLACKWATER_MUTANT(matmul_share_loses_panel) && range.end < panels) --range.end;
       if (job.weights.dtype == DType::kF32) {
         multiply<float>(job, range);
       } else {

@@ -163,9 +163,10 @@ HWY_INLINE void attend(const MlaAttentionArgs& args, const SequenceRow& row, std
   const int tile_keys = SLACKWATER_MUTANT(mla_tile_is_page)
                             ? std::min(kKeyTile, args.pages.tokens_per_block)
                             : kKeyTile;
+  const SequenceRow& owner = SLACKWATER_MUTANT(mla_keys_of_first_row) ? args.rows[0] : row;
   for (std::int64_t first = 0; first < num_keys; first += tile_keys) {
     const int keys = static_cast<int>(std::min<std::int64_t>(tile_keys, num_keys - first));
-    const KeyTile tile = read_tile(args.pages, row.block_table, first, keys, scratch);
+    const KeyTile tile = read_tile(args.pages, owner.block_table, first, keys, scratch);
     for (std::int64_t head = heads.begin; head < heads.end; ++head) {
       const float* q = args.q + token * args.q_stride + head * args.pages.width;
       attend_tile(args, tile, q, head, scratch);

@@ -58,6 +58,12 @@ void moe_combine(ExecutionContext& context, const MoeCombineArgs& args) {
                    "{} tokens of {}, {} chosen", args.tokens, args.width, args.chosen);
   SLACKWATER_CHECK(args.tokens <= 1 || args.h_stride >= args.width, "stride {} of width {}",
                    args.h_stride, args.width);
+  const bool has_one_pair = std::int64_t{args.tokens} * args.chosen <= 1;
+  SLACKWATER_CHECK(has_one_pair || args.expert_y_stride >= args.width,
+                   "expert stride {} of width {}", args.expert_y_stride, args.width);
+  SLACKWATER_CHECK(
+      args.shared_y == nullptr || args.tokens <= 1 || args.shared_y_stride >= args.width,
+      "shared stride {} of width {}", args.shared_y_stride, args.width);
   const FpModeGuard fp_mode;
   const Target target = context.target();
   choose_kernel(target, reference::moe_combine, moe_combine_simd(target))(context, args);

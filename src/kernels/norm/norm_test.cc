@@ -96,7 +96,7 @@ void expect_targets_agree(Problem& problem, std::initializer_list<int> threads) 
 }
 
 TEST(SumOfProducts, ElementIGoesToPartialIModSixteenAndPartialsJoinByHalves) {
-  // Each fits a float only in the order that NUMERICS writes.
+  // Each fits a float only in the order that docs/numerics.md writes.
   std::vector<float> ones(40, 1.0f);
   std::vector<float> x(40, 0.0f);
   x[0] = 0x1p24f;

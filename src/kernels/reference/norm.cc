@@ -6,7 +6,7 @@
 namespace slackwater::kernels::reference {
 namespace {
 
-// 1 / sqrt(mean of squares + eps); a division by n, as NUMERICS writes it.
+// 1 / sqrt(mean of squares + eps); a division by n, as docs/numerics.md writes it.
 float inverse_rms(const float* x, std::int32_t n, float eps) {
   const float mean = sum_of_products(x, x, n) / static_cast<float>(n);
   return 1.0f / std::sqrt(mean + eps);

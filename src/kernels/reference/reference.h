@@ -12,9 +12,9 @@
 #include "slackwater/kernels/norm.h"
 #include "slackwater/kernels/sample.h"
 
-// Every operation as plain loops in the order of NUMERICS, one thread, no vectors. The oracle of
-// each fast path, bit for bit, and what runs on a machine without fused vectors. Arguments are
-// checked by the public entries; these functions trust them.
+// Every operation as plain loops in the order of docs/numerics.md, one thread, no vectors. The
+// oracle of each fast path, bit for bit, and what runs on a machine without fused vectors.
+// Arguments are checked by the public entries; these functions trust them.
 namespace slackwater::kernels::reference {
 
 void matmul(ExecutionContext& context, std::span<const MatmulArgs> jobs);
@@ -28,8 +28,9 @@ void moe_route(ExecutionContext& context, const MoeRouteArgs& args);
 void moe_combine(ExecutionContext& context, const MoeCombineArgs& args);
 void sample(ExecutionContext& context, const SampleArgs& args);
 
-// The 16-way sum of NUMERICS: element i goes to partial i mod 16, partials start at +0, terms
-// join by p = fma(x, y, p), elements past n are +0; then p[j] += p[j+8], [j+4], [j+2], [j+1].
+// The 16-way sum of docs/numerics.md: element i goes to partial i mod 16, partials start at +0,
+// terms join by p = fma(x, y, p), elements past n are +0; then p[j] += p[j+8], [j+4], [j+2],
+// [j+1].
 float sum_of_products(const float* x, const float* y, std::int32_t n);
 
 }  // namespace slackwater::kernels::reference

@@ -123,8 +123,11 @@ Result<void> check_row(const SampleRow& row, std::int32_t vocabulary,
 Error non_finite_logit(const float* logits, std::int64_t vocabulary) {
   const float* found = std::find_if_not(logits, logits + vocabulary,
                                         [](float logit) { return std::isfinite(logit); });
-  return Error(ErrorCode::kDataLoss,
-               fmt::format("the logit of token {} is {}", found - logits, *found));
+  return Error(
+      ErrorCode::kDataLoss,
+      fmt::format("the logit of token {} is {}; the weights are damaged or not those of this "
+                  "architecture",
+                  found - logits, *found));
 }
 
 Error overflow_by_penalties(TokenId token, float before, float after) {

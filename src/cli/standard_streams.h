@@ -1,5 +1,5 @@
-#ifndef SLACKWATER_CLI_STANDARD_OUTPUT_H_
-#define SLACKWATER_CLI_STANDARD_OUTPUT_H_
+#ifndef SLACKWATER_CLI_STANDARD_STREAMS_H_
+#define SLACKWATER_CLI_STANDARD_STREAMS_H_
 
 #include <string_view>
 
@@ -13,6 +13,10 @@ namespace slackwater::cli {
 // Errors: kUnavailable with the system's reason; part of the text may have been written.
 Result<void> write_standard_output(std::string_view text);
 
+// Writes `text` to standard error as far as that is possible: what cannot be shown there cannot
+// be told anywhere, and the exit code says enough.
+void write_standard_error(std::string_view text);
+
 }  // namespace slackwater::cli
 
-#endif  // SLACKWATER_CLI_STANDARD_OUTPUT_H_
+#endif  // SLACKWATER_CLI_STANDARD_STREAMS_H_
