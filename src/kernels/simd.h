@@ -48,6 +48,8 @@ HWY_INLINE V load(const Bf16* x) {
 
 // The 16 partials of a sum.
 struct Partials {
+  // Written out, empty: g++ makes an implicit one without the target's instructions.
+  HWY_INLINE Partials() {}
   V v[kSixteen];
 };
 
