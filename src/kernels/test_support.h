@@ -29,20 +29,16 @@
 #include "slackwater/base/ids.h"
 #include "slackwater/base/thread_pool.h"
 #include "slackwater/kernels/execution_context.h"
+#include "testing/seed.h"
 
 namespace slackwater::kernels::test {
 
 // Rounding error of one operation, relative to its result.
 inline constexpr double kEps = 0x1p-24;
 
-// $SLACKWATER_SEED, or a fixed seed. Printed before the first value is drawn.
+// The seed of the run, printed before the first value is drawn.
 inline std::uint64_t run_seed() {
-  static const std::uint64_t seed = [] {
-    const char* text = std::getenv("SLACKWATER_SEED");
-    const std::uint64_t chosen = text != nullptr ? std::strtoull(text, nullptr, 0) : 20261129;
-    fmt::print(stderr, "SLACKWATER_SEED={}\n", chosen);
-    return chosen;
-  }();
+  static const std::uint64_t seed = test_seed();
   return seed;
 }
 

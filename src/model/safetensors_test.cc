@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "model/file_test_support.h"
+#include "testing/seed.h"
 
 namespace slackwater::model {
 namespace {
@@ -485,11 +486,6 @@ TEST(Safetensors, FindsEachOfManyTensors) {
   }
 }
 
-std::uint64_t chosen_seed() {
-  const char* const text = std::getenv("SLACKWATER_SEED");
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()();
-}
-
 // One random wound. Most bytes of the file are header, so most wounds change its meaning.
 void damage(std::string& file, std::mt19937_64& random) {
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
@@ -511,9 +507,7 @@ void damage(std::string& file, std::mt19937_64& random) {
 }
 
 TEST(SafetensorsDamage, IsRefusedOrLeavesEveryViewInsideTheFile) {
-  const std::uint64_t seed = chosen_seed();
-  std::printf("SLACKWATER_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(test_seed());
   const std::string sound =
       safetensors_bytes(R"({"__metadata__":{"format":"pt"},)"
                         R"("a.w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"

@@ -14,6 +14,7 @@
 
 #include "model/file_test_support.h"
 #include "slackwater/model/tokenizer.h"
+#include "testing/seed.h"
 
 namespace slackwater::model {
 
@@ -36,14 +37,6 @@ T value_of(Result<T> result) {
 
 inline Tokenizer load_demo_tokenizer() {
   return value_of(Tokenizer::load(repository_path("models/demo"), kDemoVocabSize));
-}
-
-// The seed of a model test: $SLACKWATER_SEED, or a fixed one. Printed, so that a failure repeats.
-inline std::uint64_t test_seed() {
-  const char* chosen = std::getenv("SLACKWATER_SEED");
-  const std::uint64_t seed = chosen != nullptr ? std::strtoull(chosen, nullptr, 0) : 20261129;
-  fmt::print("SLACKWATER_SEED={}\n", seed);
-  return seed;
 }
 
 // `size` letters of `alphabet`, each as likely as the other.

@@ -1,0 +1,126 @@
+#include "slackwater/device/event.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "slackwater/base/check.h"
+
+namespace slackwater::device {
+namespace {
+
+// Several events as one.
+class MergedState final : public EventState {
+ public:
+  explicit MergedState(std::vector<Event> events)
+      : EventState("the work of several events"), events_(std::move(events)) {}
+
+  std::span<const Event> parts() const override { return events_; }
+
+  EventStatus status() override {
+    return combine([](const Event& event) { return event.status(); });
+  }
+  EventStatus wait() override {
+    return combine([](const Event& event) { return event.wait(); });
+  }
+  EventStatus wait_for(Nanoseconds timeout) override {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    return combine([&](const Event& event) {
+      const Nanoseconds left = deadline - std::chrono::steady_clock::now();
+      return event.wait_for(std::max(left, Nanoseconds{0}));
+    });
+  }
+
+ private:
+  template <class Look>
+  EventStatus combine(Look look) const {
+    EventStatus all = EventStatus::kSucceeded;
+    for (const Event& event : events_) {
+      const EventStatus one = look(event);
+      if (one == EventStatus::kPending) return one;
+      if (one == EventStatus::kFailed) all = one;
+    }
+    return all;
+  }
+
+  const std::vector<Event> events_;
+};
+
+}  // namespace
+
+std::string_view to_string(EventStatus status) {
+  switch (status) {
+    case EventStatus::kPending: return "pending";
+    case EventStatus::kSucceeded: return "succeeded";
+    case EventStatus::kFailed: return "failed";
+  }
+  return "unknown";
+}
+
+EventStatus EventState::status() { return status_.load(std::memory_order_acquire); }
+
+EventStatus EventState::wait() {
+  status_.wait(EventStatus::kPending, std::memory_order_acquire);
+  return status_.load(std::memory_order_acquire);
+}
+
+EventStatus EventState::wait_for(Nanoseconds timeout) {
+  // A futex wait with a time-out is not in the standard library; deadlines here are for disks
+  // and shutdown, where a millisecond is nothing.
+  constexpr auto kNap = std::chrono::microseconds(200);
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  EventStatus now = status();
+  while (now == EventStatus::kPending && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kNap);
+    now = status();
+  }
+  return now;
+}
+
+void EventState::complete(EventStatus status) {
+  SLACKWATER_CHECK(status != EventStatus::kPending, "completed as pending by {}", waker_);
+  const EventStatus before = status_.exchange(status, std::memory_order_acq_rel);
+  SLACKWATER_CHECK(before == EventStatus::kPending, "completed twice by {}", waker_);
+  status_.notify_all();
+}
+
+void Event::release() const {
+  if (state_->references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete state_;
+}
+
+Event merge(std::span<const Event> events) {
+  std::vector<Event> kept;
+  bool has_failed = false;
+  const auto keep = [&](const Event& event) {
+    const EventStatus status = event.status();
+    if (status == EventStatus::kSucceeded || (status == EventStatus::kFailed && has_failed)) return;
+    if (status == EventStatus::kFailed) has_failed = true;
+    if (std::find(kept.begin(), kept.end(), event) == kept.end()) kept.push_back(event);
+  };
+  for (const Event& event : events) {
+    if (event.is_null()) continue;
+    const std::span<const Event> parts = event.state_->parts();
+    if (parts.empty()) {
+      keep(event);
+    } else {
+      std::for_each(parts.begin(), parts.end(), keep);
+    }
+  }
+  if (kept.empty()) return {};
+  if (kept.size() == 1) return kept.front();
+  return Event(new MergedState(std::move(kept)));
+}
+
+void EventSource::complete(EventStatus status) {
+  SLACKWATER_CHECK(!event_.is_null(), "there is no event to complete");
+  // The source lets go first: whoever waits may end the program once the status is there.
+  const Event event = std::exchange(event_, Event());
+  event.state_->complete(status);
+}
+
+void EventSource::abandon() {
+  if (!event_.is_null()) complete(EventStatus::kFailed);
+}
+
+}  // namespace slackwater::device

@@ -1,0 +1,49 @@
+#ifndef SLACKWATER_DEVICE_MAPPED_ARENA_H_
+#define SLACKWATER_DEVICE_MAPPED_ARENA_H_
+
+#include <cstddef>
+#include <memory>
+
+#include "device/memory_ledger.h"
+#include "slackwater/base/error.h"
+#include "slackwater/device/arena.h"
+
+namespace slackwater::device {
+
+// An arena of host memory: one anonymous mapping, of which pages past the committed part are
+// inaccessible, so that a late access is a fault and not a stranger's bytes.
+//
+// Invariants: as Arena.
+// Ownership: owns the mapping; borrows the ledger, which outlives it.
+// Threads: as Arena.
+// Errors: as Arena.
+class MappedArena final : public Arena {
+ public:
+  static Result<std::unique_ptr<Arena>> reserve(MemoryLedger& ledger, MemoryKind kind,
+                                                std::size_t bytes, std::size_t grain_bytes);
+  ~MappedArena() override;
+
+  std::byte* base() const override { return base_; }
+  std::size_t reserved_bytes() const override { return reserved_; }
+  std::size_t committed_bytes() const override { return committed_; }
+  std::size_t grain_bytes() const override { return grain_; }
+  Result<void> resize(std::size_t bytes) override;
+
+ private:
+  MappedArena(MemoryLedger& ledger, MemoryKind kind) : ledger_(ledger), kind_(kind) {}
+  Result<void> commit(std::size_t end);
+  void decommit(std::size_t end);
+
+  MemoryLedger& ledger_;
+  const MemoryKind kind_;
+  void* mapping_ = nullptr;  // as mmap gave it, before alignment
+  std::size_t mapping_bytes_ = 0;
+  std::byte* base_ = nullptr;
+  std::size_t reserved_ = 0;
+  std::size_t committed_ = 0;
+  std::size_t grain_ = 0;
+};
+
+}  // namespace slackwater::device
+
+#endif  // SLACKWATER_DEVICE_MAPPED_ARENA_H_

@@ -1,0 +1,480 @@
+#include "slackwater/storage/disk_tier.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "slackwater/base/aligned_buffer.h"
+#include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
+#include "storage/disk_page.h"
+
+namespace slackwater::storage {
+namespace {
+
+std::string reason(int error_number) { return std::generic_category().message(error_number); }
+
+// Memory for whole blocks, at a multiple of a block's size as direct I/O asks for.
+class BlockBuffer {
+ public:
+  explicit BlockBuffer(std::size_t bytes)
+      : memory_(std::make_shared<AlignedBuffer<std::byte>>(bytes + kDiskBlockBytes)) {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_->data());
+    const std::size_t padding = (kDiskBlockBytes - address % kDiskBlockBytes) % kDiskBlockBytes;
+    blocks_ = memory_->span().subspan(padding, bytes);
+  }
+
+  std::span<std::byte> span() const { return blocks_; }
+  std::shared_ptr<void> owner() const { return memory_; }
+
+ private:
+  std::shared_ptr<AlignedBuffer<std::byte>> memory_;
+  std::span<std::byte> blocks_;
+};
+
+}  // namespace
+
+DiskTier::DiskTier(DiskTierOptions options, const Digest128& layout, std::unique_ptr<DiskIo> io)
+    : options_(std::move(options)), layout_(layout), io_(std::move(io)) {}
+
+DiskTier::~DiskTier() {
+  for (const Group& group : groups_) {
+    for (const int file : group.files) ::close(file);
+  }
+  if (lock_file_ >= 0) ::close(lock_file_);
+}
+
+Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierOptions& options,
+                                                 const Digest128& layout,
+                                                 std::span<const std::int64_t> payload_bytes,
+                                                 std::unique_ptr<DiskIo> io) {
+  std::unique_ptr<DiskTier> tier(new DiskTier(options, layout, std::move(io)));
+  SLACKWATER_RETURN_IF_ERROR(tier->lock_directory());
+  for (const std::int64_t bytes : payload_bytes) {
+    if (bytes <= 0) {
+      return make_error(ErrorCode::kInvalidArgument, "disk pages of {} bytes", bytes);
+    }
+    Group group;
+    group.payload_bytes = bytes;
+    group.frame_bytes = static_cast<std::int64_t>(frame_bytes(static_cast<std::size_t>(bytes)));
+    const std::int64_t room = options.segment_bytes - std::int64_t{kSegmentHeaderBytes};
+    group.frames_per_segment =
+        static_cast<std::int32_t>(std::max<std::int64_t>(1, room / group.frame_bytes));
+    tier->groups_.push_back(std::move(group));
+  }
+  for (std::size_t group = 0; group < tier->groups_.size(); ++group) {
+    SLACKWATER_RETURN_IF_ERROR(tier->take_over(group));
+  }
+  return tier;
+}
+
+Result<void> DiskTier::lock_directory() {
+  std::error_code code;
+  std::filesystem::create_directories(options_.directory, code);
+  if (code) {
+    return make_error(ErrorCode::kUnavailable, "cannot make the directory '{}': {}",
+                      options_.directory.string(), code.message());
+  }
+  const std::filesystem::path path = options_.directory / "lock";
+  lock_file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (lock_file_ < 0) {
+    return make_error(ErrorCode::kUnavailable, "cannot write to '{}': {}; choose another directory",
+                      path.string(), reason(errno));
+  }
+  if (::flock(lock_file_, LOCK_EX | LOCK_NB) != 0) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "another process uses the directory '{}'; choose another one",
+                      options_.directory.string());
+  }
+  return {};
+}
+
+std::filesystem::path DiskTier::segment_path(std::size_t group, std::size_t segment) const {
+  // The number tells groups of equal size apart.
+  return options_.directory /
+         fmt::format("pages-{}-{}-{:05}.slk", group, groups_[group].payload_bytes, segment);
+}
+
+std::int64_t DiskTier::segment_file_bytes(const Group& group) const {
+  return std::int64_t{kSegmentHeaderBytes} + group.frames_per_segment * group.frame_bytes;
+}
+
+// A file descriptor, or -1 with errno. Direct where that works.
+int DiskTier::open_file(const std::filesystem::path& path, int flags) {
+  if (options_.direct) {
+    const int file = ::open(path.c_str(), flags | O_DIRECT | O_CLOEXEC, 0644);
+    if (file >= 0 || errno != EINVAL) return file;
+  }
+  return ::open(path.c_str(), flags | O_CLOEXEC, 0644);
+}
+
+// Takes over the segments that an earlier process left, as far as they belong to this layout; the
+// first that does not, and all after it, are removed.
+Result<void> DiskTier::take_over(std::size_t index) {
+  Group& group = groups_[index];
+  const BlockBuffer block(kSegmentHeaderBytes);
+  while (true) {
+    const std::filesystem::path path = segment_path(index, group.files.size());
+    const int file = open_file(path, O_RDWR);
+    if (file < 0) break;
+    const ssize_t count = ::pread(file, block.span().data(), block.span().size(), 0);
+    const auto header = read_segment_header(
+        block.span().first(static_cast<std::size_t>(std::max<ssize_t>(0, count))));
+    const bool is_ours = header.has_value() && header->layout == layout_ &&
+                         header->payload_bytes == static_cast<std::uint64_t>(group.payload_bytes) &&
+                         header->num_frames == static_cast<std::uint64_t>(group.frames_per_segment);
+    if (!is_ours) {
+      ::close(file);
+      break;
+    }
+    group.files.push_back(file);
+  }
+  remove_segments(index, group.files.size());
+  group.slots.grow(static_cast<std::int32_t>(group.files.size()) * group.frames_per_segment);
+  while (group.slots.allocate().has_value()) {
+  }
+  for (std::size_t segment = 0; segment < group.files.size(); ++segment) {
+    scan_segment(index, segment);
+  }
+  // Slots in which nothing was found are free.
+  std::vector<bool> is_found(static_cast<std::size_t>(group.slots.capacity()), false);
+  for (const auto& [certificate, found] : group.found) {
+    is_found[static_cast<std::size_t>(found.slot.value())] = true;
+  }
+  for (std::int32_t slot = 0; slot < group.slots.capacity(); ++slot) {
+    if (!is_found[static_cast<std::size_t>(slot)]) group.slots.release(SlotId(slot));
+  }
+  frames_found_ += std::ssize(group.found);
+  return {};
+}
+
+// Looks at the first block of every frame of a segment.
+void DiskTier::scan_segment(std::size_t index, std::size_t segment) {
+  constexpr std::int32_t kFramesAtOnce = 64;
+  Group& group = groups_[index];
+  const BlockBuffer blocks(std::size_t{kFramesAtOnce} * kDiskBlockBytes);
+  const auto payload = static_cast<std::size_t>(group.payload_bytes);
+  for (std::int32_t first = 0; first < group.frames_per_segment; first += kFramesAtOnce) {
+    const std::int32_t count = std::min(kFramesAtOnce, group.frames_per_segment - first);
+    std::vector<IoRequest> requests;
+    for (std::int32_t i = 0; i < count; ++i) {
+      IoRequest request;
+      request.file = group.files[segment];
+      request.offset =
+          kSegmentHeaderBytes + static_cast<std::uint64_t>((first + i) * group.frame_bytes);
+      request.buffer =
+          blocks.span().subspan(static_cast<std::size_t>(i) * kDiskBlockBytes, kDiskBlockBytes);
+      requests.push_back(request);
+    }
+    if (!transfer(requests, blocks.owner())) return;
+    for (std::int32_t i = 0; i < count; ++i) {
+      const IoRequest& request = requests[static_cast<std::size_t>(i)];
+      if (request.status != IoStatus::kDone) continue;
+      const auto header = read_frame_header(request.buffer, payload);
+      if (!header.has_value() || header->layout != layout_) continue;
+      const auto slot = static_cast<std::int32_t>(segment) * group.frames_per_segment + first + i;
+      note_found(group, header->certificate, SlotId(slot), header->sequence);
+    }
+  }
+}
+
+// The newest frame of a certificate counts.
+void DiskTier::note_found(Group& group, const Digest128& certificate, SlotId slot,
+                          std::uint64_t sequence) {
+  next_sequence_ = std::max(next_sequence_.load(), sequence + 1);
+  const auto before = group.found.find(certificate);
+  if (before != group.found.end()) {
+    if (before->second.sequence > sequence) return;
+    group.by_sequence.erase(before->second.sequence);
+  }
+  group.found[certificate] = {slot, sequence};
+  group.by_sequence[sequence] = certificate;
+}
+
+void DiskTier::drop_found(Group& group, const Digest128& certificate) {
+  const auto at = group.found.find(certificate);
+  group.by_sequence.erase(at->second.sequence);
+  group.found.erase(at);
+}
+
+Result<int> DiskTier::make_segment(std::size_t index, std::size_t segment) {
+  const Group& group = groups_[index];
+  const std::filesystem::path path = segment_path(index, segment);
+  const int file = open_file(path, O_RDWR | O_CREAT | O_TRUNC);
+  if (file < 0) {
+    return make_error(ErrorCode::kUnavailable, "cannot make '{}': {}", path.string(),
+                      reason(errno));
+  }
+  const BlockBuffer block(kSegmentHeaderBytes);
+  write_segment_header({static_cast<std::uint64_t>(group.payload_bytes),
+                        static_cast<std::uint64_t>(group.frames_per_segment), layout_},
+                       block.span());
+  int error = ::posix_fallocate(file, 0, segment_file_bytes(group));
+  if (error == 0) {
+    const ssize_t count = ::pwrite(file, block.span().data(), block.span().size(), 0);
+    if (count != static_cast<ssize_t>(block.span().size())) error = count < 0 ? errno : ENOSPC;
+  }
+  if (error == 0) return file;
+  ::close(file);
+  ::unlink(path.c_str());
+  return make_error(ErrorCode::kResourceExhausted, "no room for '{}' of {} bytes: {}",
+                    path.string(), segment_file_bytes(group), reason(error));
+}
+
+void DiskTier::remove_segments(std::size_t index, std::size_t num_left) {
+  Group& group = groups_[index];
+  const std::scoped_lock lock(files_mutex_);
+  while (group.files.size() > num_left) {
+    ::close(group.files.back());
+    group.files.pop_back();
+  }
+  for (std::size_t segment = num_left; ::unlink(segment_path(index, segment).c_str()) == 0;) {
+    ++segment;
+  }
+}
+
+std::int32_t DiskTier::grow(std::size_t index, std::int32_t num_slots) {
+  Group& group = groups_[index];
+  const auto slots_of = [&] {
+    return static_cast<std::int32_t>(group.files.size()) * group.frames_per_segment;
+  };
+  while (slots_of() < num_slots) {
+    const Result<int> file = make_segment(index, group.files.size());
+    if (!file.has_value()) {
+      warn_once(Trouble::kSpace,
+                fmt::format("{}; the disk tier stays smaller than asked for", file.error().text()));
+      break;
+    }
+    const std::scoped_lock lock(files_mutex_);
+    group.files.push_back(*file);
+  }
+  group.slots.grow(std::max(group.slots.capacity(), std::min(num_slots, slots_of())));
+  return group.slots.capacity();
+}
+
+Result<void> DiskTier::shrink(std::size_t index, std::int32_t num_slots, const MoveFrame& move) {
+  Group& group = groups_[index];
+  // What nobody asked for goes first.
+  while (group.slots.num_occupied() > num_slots && !group.found.empty()) {
+    const Digest128 oldest = group.by_sequence.begin()->second;
+    group.slots.release(group.found.at(oldest).slot);
+    drop_found(group, oldest);
+  }
+  if (group.slots.num_occupied() > num_slots) {
+    return make_error(
+        ErrorCode::kResourceExhausted,
+        "{} disk pages of {} bytes are held, {} would be left of {}; release {} first",
+        group.slots.num_occupied(), group.payload_bytes, num_slots, group.slots.capacity(),
+        group.slots.num_occupied() - num_slots);
+  }
+  group.slots.begin_shrink(num_slots);
+  for (const SlotId from : group.slots.slots_to_vacate()) {
+    const auto found = std::find_if(group.found.begin(), group.found.end(),
+                                    [&](const auto& entry) { return entry.second.slot == from; });
+    if (found != group.found.end()) {
+      drop_found(group, Digest128(found->first));
+    } else {
+      move(from, *group.slots.allocate());
+    }
+    group.slots.release(from);
+  }
+  for (const device::Event& last_use : group.slots.finish_shrink()) last_use.wait();
+  const auto segments = static_cast<std::size_t>((num_slots + group.frames_per_segment - 1) /
+                                                 group.frames_per_segment);
+  remove_segments(index, std::min(segments, group.files.size()));
+  return {};
+}
+
+std::int32_t DiskTier::num_free(std::size_t index) const {
+  const Group& group = groups_[index];
+  return group.slots.num_free() + static_cast<std::int32_t>(group.found.size());
+}
+
+std::optional<SlotGrant> DiskTier::allocate(std::size_t index) {
+  Group& group = groups_[index];
+  if (auto grant = group.slots.allocate()) return grant;
+  if (group.found.empty()) return std::nullopt;
+  const Digest128 oldest = group.by_sequence.begin()->second;
+  const SlotGrant grant{group.found.at(oldest).slot, {}};
+  drop_found(group, oldest);
+  return grant;
+}
+
+void DiskTier::release(std::size_t index, SlotId slot, const device::Event& last_use) {
+  groups_[index].slots.release(slot, last_use);
+}
+
+void DiskTier::retire(std::size_t index, SlotId slot) {
+  SLACKWATER_CHECK(groups_[index].slots.is_occupied(slot), "slot {} is not occupied", slot.value());
+  ++retired_frames_;
+}
+
+std::optional<SlotId> DiskTier::adopt(std::size_t index, const Digest128& certificate) {
+  Group& group = groups_[index];
+  const auto at = group.found.find(certificate);
+  if (at == group.found.end()) return std::nullopt;
+  const SlotId slot = at->second.slot;
+  drop_found(group, certificate);
+  return slot;
+}
+
+IoRequest DiskTier::request_for(std::size_t index, const FrameTransfer& frame,
+                                IoRequest::Kind kind) const {
+  const Group& group = groups_[index];
+  const std::int32_t segment = frame.slot.value() / group.frames_per_segment;
+  const std::int32_t number = frame.slot.value() % group.frames_per_segment;
+  IoRequest request;
+  request.kind = kind;
+  request.offset = kSegmentHeaderBytes + static_cast<std::uint64_t>(number * group.frame_bytes);
+  request.buffer = frame.frame;
+  const std::scoped_lock lock(files_mutex_);
+  request.file = group.files.at(static_cast<std::size_t>(segment));
+  return request;
+}
+
+bool DiskTier::transfer(std::span<IoRequest> requests, const std::shared_ptr<void>& buffers) {
+  io_->transfer(requests, buffers, options_.timeout);
+  const bool is_complete = std::none_of(requests.begin(), requests.end(), [](const auto& request) {
+    return request.status == IoStatus::kTimedOut;
+  });
+  if (!is_complete) {
+    ++counters_.timeouts;
+    warn_once(Trouble::kTimeout,
+              fmt::format("the disk of '{}' did not answer within {:.1f} s; its pages are misses",
+                          options_.directory.string(),
+                          std::chrono::duration<double>(options_.timeout).count()));
+  }
+  return is_complete;
+}
+
+bool DiskTier::write(std::size_t index, std::span<FrameTransfer> frames,
+                     const std::shared_ptr<void>& buffers) {
+  const auto payload = static_cast<std::size_t>(groups_[index].payload_bytes);
+  std::vector<IoRequest> requests;
+  for (FrameTransfer& frame : frames) {
+    const DiskPage& page = frame.page;
+    seal_frame({layout_, page.certificate, page.position, page.generation, page.layer_group,
+                next_sequence_++},
+               payload, frame.frame);
+    requests.push_back(request_for(index, frame, IoRequest::Kind::kWrite));
+  }
+  const bool is_complete = transfer(requests, buffers);
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    frames[i].is_done = requests[i].status == IoStatus::kDone;
+    if (frames[i].is_done) {
+      ++counters_.frames_written;
+      continue;
+    }
+    ++counters_.write_failures;
+    if (requests[i].status == IoStatus::kTimedOut) continue;
+    const int error = requests[i].status == IoStatus::kShort ? ENOSPC : requests[i].error_number;
+    warn_once(Trouble::kWrite,
+              fmt::format("cannot write to '{}': {}; the disk tier gets smaller by every page that "
+                          "fails",
+                          options_.directory.string(), reason(error)));
+  }
+  return is_complete;
+}
+
+bool DiskTier::read(std::size_t index, std::span<FrameTransfer> frames,
+                    const std::shared_ptr<void>& buffers) {
+  std::vector<IoRequest> requests;
+  for (const FrameTransfer& frame : frames) {
+    requests.push_back(request_for(index, frame, IoRequest::Kind::kRead));
+  }
+  const bool is_complete = transfer(requests, buffers);
+  for (std::size_t i = 0; i < frames.size(); ++i) check_read(index, requests[i], frames[i]);
+  return is_complete;
+}
+
+void DiskTier::check_read(std::size_t index, const IoRequest& request, FrameTransfer& frame) {
+  frame.is_done = false;
+  if (request.status == IoStatus::kTimedOut || request.status == IoStatus::kFailed) {
+    // The page may be good: only this answer is missing.
+    ++counters_.read_failures;
+    if (request.status == IoStatus::kFailed) {
+      warn_once(Trouble::kRead,
+                fmt::format("cannot read from '{}': {}; its pages are misses",
+                            options_.directory.string(), reason(request.error_number)));
+    }
+    return;
+  }
+  Result<FrameHeader> header =
+      request.status == IoStatus::kShort
+          ? make_error(ErrorCode::kDataLoss, "the file ends within the page")
+          : check_frame(frame.frame, static_cast<std::size_t>(groups_[index].payload_bytes));
+  if (header.has_value() && header->layout != layout_) {
+    header = make_error(ErrorCode::kDataLoss, "the page is of another layout");
+  }
+  if (header.has_value() && header->certificate != frame.page.certificate &&
+      !SLACKWATER_MUTANT(disk_ignores_certificate)) {
+    header = make_error(ErrorCode::kDataLoss, "the page belongs to {}, not to {}",
+                        to_hex(header->certificate), to_hex(frame.page.certificate));
+  }
+  frame.is_done = header.has_value();
+  if (frame.is_done) {
+    ++counters_.frames_read;
+    return;
+  }
+  ++counters_.read_mismatches;
+  erase_frame(index, frame.slot);
+  warn_once(Trouble::kMismatch, fmt::format("a page in '{}' is damaged and counts as a miss: {}",
+                                            options_.directory.string(), header.error().text()));
+}
+
+// Makes a damaged frame one that holds no page, so that no later process finds it.
+void DiskTier::erase_frame(std::size_t index, SlotId slot) {
+  const BlockBuffer zeroes(kDiskBlockBytes);
+  FrameTransfer frame;
+  frame.slot = slot;
+  frame.frame = zeroes.span();
+  std::array<IoRequest, 1> request = {request_for(index, frame, IoRequest::Kind::kWrite)};
+  transfer(request, zeroes.owner());
+}
+
+void DiskTier::warn_once(Trouble trouble, const std::string& text) {
+  const std::uint32_t bit = 1u << static_cast<unsigned>(trouble);
+  if ((warned_.fetch_or(bit) & bit) != 0) return;
+  if (options_.warn) {
+    options_.warn(text);
+  } else {
+    spdlog::warn("{}", text);
+  }
+}
+
+DiskTierStats DiskTier::stats() const {
+  DiskTierStats stats;
+  stats.frames_written = counters_.frames_written;
+  stats.frames_read = counters_.frames_read;
+  stats.write_failures = counters_.write_failures;
+  stats.read_failures = counters_.read_failures;
+  stats.read_mismatches = counters_.read_mismatches;
+  stats.timeouts = counters_.timeouts;
+  stats.retired_frames = retired_frames_;
+  stats.frames_found = frames_found_;
+  return stats;
+}
+
+void DiskTier::check_invariants() const {
+  for (const Group& group : groups_) {
+    group.slots.check_invariants();
+    SLACKWATER_CHECK(group.found.size() == group.by_sequence.size(), "I2: {} found, {} in order",
+                     group.found.size(), group.by_sequence.size());
+    for (const auto& [certificate, found] : group.found) {
+      SLACKWATER_CHECK(group.slots.is_occupied(found.slot), "I2: slot {} was found and is free",
+                       found.slot.value());
+    }
+  }
+}
+
+}  // namespace slackwater::storage
