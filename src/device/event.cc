@@ -47,6 +47,26 @@ class MergedState final : public EventState {
   const std::vector<Event> events_;
 };
 
+// The end of an event, without its fate.
+class SettledState final : public EventState {
+ public:
+  explicit SettledState(Event event)
+      : EventState(std::string(event.waker())), event_(std::move(event)) {}
+
+  EventStatus status() override { return without_fate(event_.status()); }
+  EventStatus wait() override { return without_fate(event_.wait()); }
+  EventStatus wait_for(Nanoseconds timeout) override {
+    return without_fate(event_.wait_for(timeout));
+  }
+
+ private:
+  static EventStatus without_fate(EventStatus status) {
+    return status == EventStatus::kFailed ? EventStatus::kSucceeded : status;
+  }
+
+  const Event event_;
+};
+
 }  // namespace
 
 std::string_view to_string(EventStatus status) {
@@ -112,15 +132,20 @@ Event merge(std::span<const Event> events) {
   return Event(new MergedState(std::move(kept)));
 }
 
+Event settled(const Event& event) {
+  return event.is_done() ? Event() : Event(new SettledState(event));
+}
+
 void EventSource::complete(EventStatus status) {
-  SLACKWATER_CHECK(!event_.is_null(), "there is no event to complete");
-  // The source lets go first: whoever waits may end the program once the status is there.
-  const Event event = std::exchange(event_, Event());
+  SLACKWATER_CHECK(is_open_, "there is no event to complete");
+  is_open_ = false;
+  // A copy of our own: whoever waits may destroy this source once the status is there.
+  const Event event = event_;
   event.state_->complete(status);
 }
 
 void EventSource::abandon() {
-  if (!event_.is_null()) complete(EventStatus::kFailed);
+  if (is_open_) complete(EventStatus::kFailed);
 }
 
 }  // namespace slackwater::device

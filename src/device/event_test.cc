@@ -29,6 +29,7 @@ TEST(Event, CopiesStandForTheSamePoint) {
   EXPECT_EQ(first, second);
   EXPECT_EQ(second.status(), EventStatus::kPending);
   source.complete(EventStatus::kFailed);
+  EXPECT_EQ(source.event(), first) << "a completed source still knows its event";
   EXPECT_EQ(first.status(), EventStatus::kFailed);
   EXPECT_EQ(second.wait(), EventStatus::kFailed);
 }
@@ -124,6 +125,19 @@ TEST(Event, MergingOnAndOnStaysAsSmallAsTheWorkUnderWay) {
   EXPECT_EQ(all.status(), EventStatus::kFailed) << "a failure on the way is not forgotten";
   const std::vector<Event> again = {all};
   EXPECT_TRUE(merge(again).is_done());
+}
+
+TEST(Event, ASettledEventForgetsTheFateOfTheOther) {
+  EventSource source = make_source("the other");
+  const Event end = settled(source.event());
+  EXPECT_EQ(end.status(), EventStatus::kPending);
+  EXPECT_EQ(end.wait_for(std::chrono::milliseconds(1)), EventStatus::kPending);
+  EXPECT_EQ(end.waker(), "the other");
+  const Event other = source.event();
+  source.complete(EventStatus::kFailed);
+  EXPECT_EQ(end.status(), EventStatus::kSucceeded);
+  EXPECT_EQ(end.wait(), EventStatus::kSucceeded);
+  EXPECT_TRUE(settled(other).is_null());
 }
 
 TEST(EventDeathTest, CompletingTwiceIsRefused) {

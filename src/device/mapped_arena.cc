@@ -32,8 +32,9 @@ bool populate(std::byte* first, std::size_t bytes) {
 
 }  // namespace
 
-Result<std::unique_ptr<Arena>> MappedArena::reserve(MemoryLedger& ledger, MemoryKind kind,
-                                                    std::size_t bytes, std::size_t grain_bytes) {
+Result<std::unique_ptr<Arena>> MappedArena::reserve(std::shared_ptr<MemoryLedger> ledger,
+                                                    MemoryKind kind, std::size_t bytes,
+                                                    std::size_t grain_bytes) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   if (bytes == 0) return make_error(ErrorCode::kInvalidArgument, "an arena of 0 bytes");
   if (!std::has_single_bit(grain_bytes) || grain_bytes % page != 0) {
@@ -47,7 +48,7 @@ Result<std::unique_ptr<Arena>> MappedArena::reserve(MemoryLedger& ledger, Memory
     return make_error(ErrorCode::kInvalidArgument, "an arena of {} bytes does not fit 64 bits",
                       bytes);
   }
-  std::unique_ptr<MappedArena> arena(new MappedArena(ledger, kind));
+  std::unique_ptr<MappedArena> arena(new MappedArena(std::move(ledger), kind));
   arena->grain_ = grain_bytes;
   arena->reserved_ = *padded / grain_bytes * grain_bytes;
   arena->mapping_bytes_ = arena->reserved_ + grain_bytes;
@@ -64,7 +65,7 @@ Result<std::unique_ptr<Arena>> MappedArena::reserve(MemoryLedger& ledger, Memory
 }
 
 MappedArena::~MappedArena() {
-  if (committed_ > 0) ledger_.give_back(kind_, committed_);
+  if (committed_ > 0) ledger_->give_back(kind_, committed_);
   if (mapping_ != nullptr) ::munmap(mapping_, mapping_bytes_);
 }
 
@@ -81,7 +82,7 @@ Result<void> MappedArena::resize(std::size_t bytes) {
 Result<void> MappedArena::commit(std::size_t end) {
   const std::size_t before = committed_;
   const std::size_t added = end - before;
-  SLACKWATER_RETURN_IF_ERROR(ledger_.charge(kind_, added));
+  SLACKWATER_RETURN_IF_ERROR(ledger_->charge(kind_, added));
   committed_ = end;
   std::byte* const first = base_ + before;
   bool is_backed = ::mprotect(first, added, PROT_READ | PROT_WRITE) == 0;
@@ -105,7 +106,7 @@ void MappedArena::decommit(std::size_t end) {
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   SLACKWATER_CHECK(again == first, "decommit of {} bytes failed: {}", removed,
                    std::strerror(errno));
-  ledger_.give_back(kind_, removed);
+  ledger_->give_back(kind_, removed);
   committed_ = end;
 }
 

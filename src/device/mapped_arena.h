@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <utility>
 
 #include "device/memory_ledger.h"
 #include "slackwater/base/error.h"
@@ -14,13 +15,15 @@ namespace slackwater::device {
 // inaccessible, so that a late access is a fault and not a stranger's bytes.
 //
 // Invariants: as Arena.
-// Ownership: owns the mapping; borrows the ledger, which outlives it.
+// Ownership: owns the mapping; shares the ledger, so that memory which late I/O keeps alive may
+// outlive its device.
 // Threads: as Arena.
 // Errors: as Arena.
 class MappedArena final : public Arena {
  public:
-  static Result<std::unique_ptr<Arena>> reserve(MemoryLedger& ledger, MemoryKind kind,
-                                                std::size_t bytes, std::size_t grain_bytes);
+  static Result<std::unique_ptr<Arena>> reserve(std::shared_ptr<MemoryLedger> ledger,
+                                                MemoryKind kind, std::size_t bytes,
+                                                std::size_t grain_bytes);
   ~MappedArena() override;
 
   std::byte* base() const override { return base_; }
@@ -30,11 +33,12 @@ class MappedArena final : public Arena {
   Result<void> resize(std::size_t bytes) override;
 
  private:
-  MappedArena(MemoryLedger& ledger, MemoryKind kind) : ledger_(ledger), kind_(kind) {}
+  MappedArena(std::shared_ptr<MemoryLedger> ledger, MemoryKind kind)
+      : ledger_(std::move(ledger)), kind_(kind) {}
   Result<void> commit(std::size_t end);
   void decommit(std::size_t end);
 
-  MemoryLedger& ledger_;
+  const std::shared_ptr<MemoryLedger> ledger_;
   const MemoryKind kind_;
   void* mapping_ = nullptr;  // as mmap gave it, before alignment
   std::size_t mapping_bytes_ = 0;

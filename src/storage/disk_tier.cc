@@ -270,7 +270,10 @@ Result<void> DiskTier::shrink(std::size_t index, std::int32_t num_slots, const M
     group.slots.release(group.found.at(oldest).slot);
     drop_found(group, oldest);
   }
-  if (group.slots.num_occupied() > num_slots) {
+  // Retired frames past the end go with it; each of the others has to fit below.
+  const auto gone = std::count_if(group.retired.begin(), group.retired.end(),
+                                  [&](SlotId slot) { return slot.value() >= num_slots; });
+  if (group.slots.num_occupied() - gone > num_slots) {
     return make_error(
         ErrorCode::kResourceExhausted,
         "{} disk pages of {} bytes are held, {} would be left of {}; release {} first",
@@ -283,12 +286,16 @@ Result<void> DiskTier::shrink(std::size_t index, std::int32_t num_slots, const M
                                     [&](const auto& entry) { return entry.second.slot == from; });
     if (found != group.found.end()) {
       drop_found(group, Digest128(found->first));
-    } else {
+    } else if (group.retired.erase(from) == 0) {
       move(from, *group.slots.allocate());
     }
     group.slots.release(from);
   }
   for (const device::Event& last_use : group.slots.finish_shrink()) last_use.wait();
+  {
+    const std::scoped_lock lock(files_mutex_);
+    std::erase_if(group.refused, [&](SlotId slot) { return slot.value() >= num_slots; });
+  }
   const auto segments = static_cast<std::size_t>((num_slots + group.frames_per_segment - 1) /
                                                  group.frames_per_segment);
   remove_segments(index, std::min(segments, group.files.size()));
@@ -311,12 +318,15 @@ std::optional<SlotGrant> DiskTier::allocate(std::size_t index) {
 }
 
 void DiskTier::release(std::size_t index, SlotId slot, const device::Event& last_use) {
-  groups_[index].slots.release(slot, last_use);
-}
-
-void DiskTier::retire(std::size_t index, SlotId slot) {
-  SLACKWATER_CHECK(groups_[index].slots.is_occupied(slot), "slot {} is not occupied", slot.value());
-  ++retired_frames_;
+  Group& group = groups_[index];
+  {
+    const std::scoped_lock lock(files_mutex_);
+    if (group.refused.erase(slot) > 0) {
+      group.retired.insert(slot);
+      return;
+    }
+  }
+  group.slots.release(slot, last_use);
 }
 
 std::optional<SlotId> DiskTier::adopt(std::size_t index, const Digest128& certificate) {
@@ -376,6 +386,10 @@ bool DiskTier::write(std::size_t index, std::span<FrameTransfer> frames,
       continue;
     }
     ++counters_.write_failures;
+    {
+      const std::scoped_lock lock(files_mutex_);
+      groups_[index].refused.insert(frames[i].slot);
+    }
     if (requests[i].status == IoStatus::kTimedOut) continue;
     const int error = requests[i].status == IoStatus::kShort ? ENOSPC : requests[i].error_number;
     warn_once(Trouble::kWrite,
@@ -460,7 +474,7 @@ DiskTierStats DiskTier::stats() const {
   stats.read_failures = counters_.read_failures;
   stats.read_mismatches = counters_.read_mismatches;
   stats.timeouts = counters_.timeouts;
-  stats.retired_frames = retired_frames_;
+  for (const Group& group : groups_) stats.retired_frames += std::ssize(group.retired);
   stats.frames_found = frames_found_;
   return stats;
 }

@@ -22,8 +22,7 @@ std::optional<SlotGrant> SlotAllocator::allocate() {
   if (ready_.size > 0) return take_first(ready_);
   if (high_water_ < issue_end()) {
     const std::int32_t slot = high_water_++;
-    entry(slot).state = State::kOccupied;
-    ++num_occupied_;
+    occupy(slot);
     return SlotGrant{SlotId(slot), {}};
   }
   if (pending_.size > 0) return take_first(pending_);
@@ -54,6 +53,16 @@ void SlotAllocator::note_use(SlotId slot, const device::Event& event) {
     const std::array<device::Event, 2> both = {last_use, event};
     last_use = device::merge(both);
   }
+}
+
+void SlotAllocator::set_tag(SlotId slot, std::int32_t tag) {
+  SLACKWATER_DCHECK(is_occupied(slot), "a tag for slot {}, which is not occupied", slot.value());
+  entry(slot.value()).next = tag;
+}
+
+std::int32_t SlotAllocator::tag(SlotId slot) const {
+  SLACKWATER_DCHECK(is_occupied(slot), "the tag of slot {}, which is not occupied", slot.value());
+  return entry(slot.value()).next;
 }
 
 bool SlotAllocator::is_occupied(SlotId slot) const {
@@ -115,6 +124,12 @@ void SlotAllocator::cancel_shrink() {
   }
 }
 
+void SlotAllocator::occupy(std::int32_t slot) {
+  entry(slot).state = State::kOccupied;
+  entry(slot).next = 0;
+  ++num_occupied_;
+}
+
 void SlotAllocator::push(Queue& queue, std::int32_t slot, State state) {
   Entry& added = entry(slot);
   added.state = state;
@@ -165,8 +180,7 @@ void SlotAllocator::add_free(std::int32_t slot) {
 SlotGrant SlotAllocator::take_first(Queue& queue) {
   const std::int32_t slot = queue.first;
   remove_after(queue, kNone);
-  entry(slot).state = State::kOccupied;
-  ++num_occupied_;
+  occupy(slot);
   return {SlotId(slot), std::exchange(entry(slot).last_use, {})};
 }
 

@@ -92,6 +92,8 @@ class Event {
   }
 
   bool is_null() const { return state_ == nullptr; }
+  // Equal for copies of one event; null for a null event.
+  const void* id() const { return state_; }
   EventStatus status() const {
     return state_ == nullptr ? EventStatus::kSucceeded : state_->status();
   }
@@ -125,6 +127,10 @@ class Event {
 // the work under way, however often it is merged on.
 Event merge(std::span<const Event> events);
 
+// Done when `event` is, and then it has succeeded, whatever became of that one: for whoever needs
+// a place when its last user has left, and not what he left there.
+Event settled(const Event& event);
+
 // The right to complete one event, for work that is not on a stream: a disk read, say.
 //
 // Invariants:
@@ -136,15 +142,19 @@ Event merge(std::span<const Event> events);
 class EventSource {
  public:
   EventSource() = default;
-  explicit EventSource(Event event) : event_(std::move(event)) {}
-  EventSource(EventSource&& other) noexcept : event_(std::exchange(other.event_, Event())) {}
+  explicit EventSource(Event event) : event_(std::move(event)), is_open_(!event_.is_null()) {}
+  EventSource(EventSource&& other) noexcept
+      : event_(std::exchange(other.event_, Event())),
+        is_open_(std::exchange(other.is_open_, false)) {}
   EventSource& operator=(EventSource&& other) noexcept {
     abandon();
     event_ = std::exchange(other.event_, Event());
+    is_open_ = std::exchange(other.is_open_, false);
     return *this;
   }
   ~EventSource() { abandon(); }
 
+  // The same before and after it is completed.
   const Event& event() const { return event_; }
   // CHECK: not completed before.
   void complete(EventStatus status);
@@ -153,6 +163,7 @@ class EventSource {
   void abandon();
 
   Event event_;
+  bool is_open_ = false;
 };
 
 }  // namespace slackwater::device

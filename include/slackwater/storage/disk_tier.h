@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -103,9 +104,16 @@ class DiskTier {
 
   std::int32_t num_free(std::size_t group) const;
   std::optional<SlotGrant> allocate(std::size_t group);
+  // A slot that the disk has refused to write to stays out of service.
   void release(std::size_t group, SlotId slot, const device::Event& last_use = {});
-  // Takes an occupied slot out of service: the disk refused to write there.
-  void retire(std::size_t group, SlotId slot);
+  void set_tag(std::size_t group, SlotId slot, std::int32_t tag) {
+    groups_[group].slots.set_tag(slot, tag);
+  }
+
+  // Occupied slots that are nobody's page: found at the start, or out of service.
+  std::int32_t num_ownerless(std::size_t group) const {
+    return static_cast<std::int32_t>(groups_[group].found.size() + groups_[group].retired.size());
+  }
 
   // The slot of a page that an earlier process left, now the caller's. The newest one of several.
   std::optional<SlotId> adopt(std::size_t group, const Digest128& certificate);
@@ -135,6 +143,8 @@ class DiskTier {
     SlotAllocator slots;
     std::map<Digest128, Found> found;                // of an earlier process, not yet asked for
     std::map<std::uint64_t, Digest128> by_sequence;  // the keys of `found`, oldest first
+    std::set<SlotId> refused;                        // writes failed; under files_mutex_
+    std::set<SlotId> retired;                        // released after that
   };
   enum class Trouble { kSpace, kWrite, kRead, kMismatch, kTimeout, kCount };
 
@@ -161,7 +171,7 @@ class DiskTier {
   const std::unique_ptr<DiskIo> io_;
   int lock_file_ = -1;
   std::vector<Group> groups_;
-  mutable std::mutex files_mutex_;  // Group::files, which both threads look at
+  mutable std::mutex files_mutex_;  // Group::files and refused, which both threads look at
   std::atomic<std::uint64_t> next_sequence_{1};
   std::atomic<std::uint32_t> warned_{0};  // bit per Trouble
 
@@ -174,7 +184,6 @@ class DiskTier {
     std::atomic<std::int64_t> timeouts{0};
   };
   Counters counters_;
-  std::int64_t retired_frames_ = 0;
   std::int64_t frames_found_ = 0;
 };
 

@@ -48,6 +48,8 @@ class PoolGroup {
   // Another use of an occupied slot, which whoever takes it after us has to wait for.
   void note_use(SlotId slot, const device::Event& event) { slots_.note_use(slot, event); }
 
+  void set_tag(SlotId slot, std::int32_t tag) { slots_.set_tag(slot, tag); }
+
   const SlotAllocator& slots() const { return slots_; }
   std::int32_t num_slots() const { return slots_.capacity(); }
   std::int32_t num_free() const { return slots_.num_free(); }

@@ -60,6 +60,10 @@ class SlotAllocator {
   // One more use of an occupied slot, under way until `event` is done. Its release counts it too.
   void note_use(SlotId slot, const device::Event& event);
 
+  // A number of the owner's that an occupied slot carries; 0 when it is handed out.
+  void set_tag(SlotId slot, std::int32_t tag);
+  std::int32_t tag(SlotId slot) const;
+
   std::int32_t capacity() const { return capacity_; }
   std::int32_t high_water() const { return high_water_; }
   std::int32_t num_occupied() const { return num_occupied_; }
@@ -92,8 +96,8 @@ class SlotAllocator {
 
   // A slot's place in the lists of free slots.
   struct Entry {
-    device::Event last_use;  // uses known so far; of a free slot, all
-    std::int32_t next = kNone;
+    device::Event last_use;     // uses known so far; of a free slot, all
+    std::int32_t next = kNone;  // of a free slot; of an occupied one, its tag
     State state = State::kFresh;
   };
   static constexpr std::int32_t kNone = -1;  // the end of a list; never leaves this class
@@ -108,6 +112,7 @@ class SlotAllocator {
   std::int32_t issue_end() const { return shrink_end_.value_or(capacity_); }
   Entry& entry(std::int32_t slot) { return entries_[static_cast<std::size_t>(slot)]; }
   const Entry& entry(std::int32_t slot) const { return entries_[static_cast<std::size_t>(slot)]; }
+  void occupy(std::int32_t slot);
   void push(Queue& queue, std::int32_t slot, State state);
   void remove_after(Queue& queue, std::int32_t before);
   void note_finished();

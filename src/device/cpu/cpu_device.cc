@@ -13,9 +13,9 @@ namespace {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const CpuDeviceOptions& options) {
-    ledger_.set_budget(MemoryKind::kDevice, options.device_bytes);
-    ledger_.set_budget(MemoryKind::kPinnedHost, options.pinned_host_bytes);
-    ledger_.set_budget(MemoryKind::kPageableHost, options.pageable_host_bytes);
+    ledger_->set_budget(MemoryKind::kDevice, options.device_bytes);
+    ledger_->set_budget(MemoryKind::kPinnedHost, options.pinned_host_bytes);
+    ledger_->set_budget(MemoryKind::kPageableHost, options.pageable_host_bytes);
   }
 
   std::string_view name() const override { return "cpu"; }
@@ -37,11 +37,11 @@ class CpuDevice final : public Device {
     return EventSource(Event(new EventState(std::move(waker))));
   }
 
-  void set_budget(MemoryKind kind, std::size_t bytes) override { ledger_.set_budget(kind, bytes); }
-  MemoryUsage usage(MemoryKind kind) const override { return ledger_.usage(kind); }
+  void set_budget(MemoryKind kind, std::size_t bytes) override { ledger_->set_budget(kind, bytes); }
+  MemoryUsage usage(MemoryKind kind) const override { return ledger_->usage(kind); }
 
  private:
-  MemoryLedger ledger_;
+  const std::shared_ptr<MemoryLedger> ledger_ = std::make_shared<MemoryLedger>();
 };
 
 }  // namespace

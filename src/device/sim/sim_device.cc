@@ -55,10 +55,10 @@ EventSource SimDevice::make_event(std::string waker) {
 }
 
 void SimDevice::set_budget(MemoryKind kind, std::size_t bytes) {
-  scheduler_->ledger().set_budget(kind, bytes);
+  scheduler_->ledger()->set_budget(kind, bytes);
 }
 
-MemoryUsage SimDevice::usage(MemoryKind kind) const { return scheduler_->ledger().usage(kind); }
+MemoryUsage SimDevice::usage(MemoryKind kind) const { return scheduler_->ledger()->usage(kind); }
 
 bool SimDevice::run_one() { return scheduler_->run_one(); }
 

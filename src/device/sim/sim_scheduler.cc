@@ -128,9 +128,9 @@ SimScheduler::SimScheduler(SimOptions options)
     : options_(std::move(options)),
       random_(options_.seed),
       eagerness_(kEagerness[random_() % std::size(kEagerness)]) {
-  ledger_.set_budget(MemoryKind::kDevice, options_.device_bytes);
-  ledger_.set_budget(MemoryKind::kPinnedHost, options_.pinned_host_bytes);
-  ledger_.set_budget(MemoryKind::kPageableHost, options_.pageable_host_bytes);
+  ledger_->set_budget(MemoryKind::kDevice, options_.device_bytes);
+  ledger_->set_budget(MemoryKind::kPinnedHost, options_.pinned_host_bytes);
+  ledger_->set_budget(MemoryKind::kPageableHost, options_.pageable_host_bytes);
 }
 
 void SimScheduler::add(SimStream& stream) {

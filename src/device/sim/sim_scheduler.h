@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <random>
 #include <string>
 #include <variant>
@@ -101,8 +102,7 @@ class SimScheduler {
   // Uniform in [0, bound).
   std::uint64_t draw(std::uint64_t bound) { return random_() % bound; }
 
-  MemoryLedger& ledger() { return ledger_; }
-  const MemoryLedger& ledger() const { return ledger_; }
+  const std::shared_ptr<MemoryLedger>& ledger() const { return ledger_; }
   std::int64_t num_copies() const { return num_copies_; }
   std::int64_t num_commits() const { return num_commits_; }
   bool is_running() const { return is_running_; }
@@ -122,7 +122,7 @@ class SimScheduler {
   const SimOptions options_;
   std::mt19937_64 random_;
   const std::uint64_t eagerness_;  // portions per look are below it
-  MemoryLedger ledger_;
+  const std::shared_ptr<MemoryLedger> ledger_ = std::make_shared<MemoryLedger>();
   std::vector<Entry> entries_;
   int portions_until_weights_ = 0;
   bool is_running_ = false;

@@ -1,0 +1,50 @@
+#include "storage/staging.h"
+
+#include "slackwater/base/mutant.h"
+
+namespace slackwater::storage {
+namespace {
+
+// What direct I/O asks of addresses, and a page of the system.
+constexpr std::size_t kGrainBytes = 4096;
+
+}  // namespace
+
+Result<std::unique_ptr<Staging>> Staging::create(device::Device& device, std::size_t num_parts,
+                                                 std::size_t part_bytes) {
+  std::unique_ptr<Staging> staging(new Staging(device, part_bytes));
+  for (std::size_t i = 0; i < num_parts; ++i) {
+    SLACKWATER_ASSIGN_OR_RETURN(auto memory, staging->make_memory());
+    staging->slots_.push_back({std::move(memory), {}});
+  }
+  return staging;
+}
+
+Result<std::shared_ptr<StagingMemory>> Staging::make_memory() {
+  auto memory = std::make_shared<StagingMemory>();
+  SLACKWATER_ASSIGN_OR_RETURN(memory->arena, device_.reserve_arena(device::MemoryKind::kPinnedHost,
+                                                                   part_bytes_, kGrainBytes));
+  SLACKWATER_RETURN_IF_ERROR(memory->arena->resize(part_bytes_));
+  return memory;
+}
+
+Result<void> Staging::prepare() {
+  for (Slot& slot : slots_) {
+    if (!slot.memory->is_given_up) continue;
+    SLACKWATER_ASSIGN_OR_RETURN(slot.memory, make_memory());
+    slot.last_use = {};
+  }
+  return {};
+}
+
+Staging::Part Staging::take() {
+  Slot& slot = slots_[next_];
+  next_ = (next_ + 1) % slots_.size();
+  if (SLACKWATER_MUTANT(staging_reused_early)) slot.last_use = {};
+  Part part;
+  part.memory_ = slot.memory;
+  part.last_use_ = &slot.last_use;
+  return part;
+}
+
+}  // namespace slackwater::storage

@@ -1,0 +1,81 @@
+#ifndef SLACKWATER_TESTING_FAULT_DISK_IO_H_
+#define SLACKWATER_TESTING_FAULT_DISK_IO_H_
+
+#include <cerrno>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "slackwater/storage/disk_io.h"
+
+namespace slackwater::storage {
+
+// What a bad disk does to one request.
+enum class DiskFault : std::uint8_t {
+  kNone,
+  kShort,    // half of the bytes, and says so
+  kError,    // EIO, nothing transferred
+  kNoSpace,  // ENOSPC, nothing transferred
+  kStall,    // no answer before the deadline, ever
+  kFlip,     // a read gives one wrong bit, a write stores one; neither says so
+  kTorn,     // a write stores the first half only and does not say so
+};
+
+// A disk that misbehaves on request.
+class FaultDiskIo final : public DiskIo {
+ public:
+  // Asked once per request, numbered from 0.
+  using Choose = std::function<DiskFault(std::int64_t index, const IoRequest& request)>;
+
+  FaultDiskIo(std::unique_ptr<DiskIo> disk, Choose choose)
+      : disk_(std::move(disk)), choose_(std::move(choose)) {}
+
+  std::string_view name() const override { return "faults"; }
+
+  void transfer(std::span<IoRequest> requests, const std::shared_ptr<void>& buffers,
+                Nanoseconds timeout) override {
+    for (IoRequest& request : requests) {
+      transfer_one(request, choose_(num_requests_++, request), buffers, timeout);
+    }
+  }
+
+ private:
+  void transfer_one(IoRequest& request, DiskFault fault, const std::shared_ptr<void>& buffers,
+                    Nanoseconds timeout) {
+    const bool is_read = request.kind == IoRequest::Kind::kRead;
+    std::byte& middle = request.buffer[request.buffer.size() / 2];
+    switch (fault) {
+      case DiskFault::kError:
+      case DiskFault::kNoSpace:
+        request.status = IoStatus::kFailed;
+        request.error_number = fault == DiskFault::kError ? EIO : ENOSPC;
+        return;
+      case DiskFault::kStall: request.status = IoStatus::kTimedOut; return;
+      case DiskFault::kShort:
+      case DiskFault::kTorn: {
+        IoRequest half = request;
+        half.buffer = request.buffer.first(request.buffer.size() / 2);
+        disk_->transfer(std::span(&half, 1), buffers, timeout);
+        const bool tells = fault == DiskFault::kShort || is_read;
+        request.status = tells ? IoStatus::kShort : IoStatus::kDone;
+        return;
+      }
+      case DiskFault::kFlip:
+        if (!is_read) middle ^= std::byte{1};
+        disk_->transfer(std::span(&request, 1), buffers, timeout);
+        middle ^= std::byte{1};
+        return;
+      case DiskFault::kNone: disk_->transfer(std::span(&request, 1), buffers, timeout); return;
+    }
+  }
+
+  const std::unique_ptr<DiskIo> disk_;
+  const Choose choose_;
+  std::int64_t num_requests_ = 0;
+};
+
+}  // namespace slackwater::storage
+
+#endif  // SLACKWATER_TESTING_FAULT_DISK_IO_H_
