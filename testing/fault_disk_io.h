@@ -15,13 +15,15 @@ namespace slackwater::storage {
 // What a bad disk does to one request.
 enum class DiskFault : std::uint8_t {
   kNone,
-  kShort,    // half of the bytes, and says so
+  kShort,    // a part of the bytes, and says so
   kError,    // EIO, nothing transferred
   kNoSpace,  // ENOSPC, nothing transferred
   kStall,    // no answer before the deadline, ever
   kFlip,     // a read gives one wrong bit, a write stores one; neither says so
-  kTorn,     // a write stores the first half only and does not say so
+  kTorn,     // a write stores a part and does not say so
+  kLost,     // a write stores nothing and does not say so
 };
+inline constexpr std::size_t kNumDiskFaults = 8;
 
 // A disk that misbehaves on request.
 class FaultDiskIo final : public DiskIo {
@@ -45,7 +47,10 @@ class FaultDiskIo final : public DiskIo {
   void transfer_one(IoRequest& request, DiskFault fault, const std::shared_ptr<void>& buffers,
                     Nanoseconds timeout) {
     const bool is_read = request.kind == IoRequest::Kind::kRead;
-    std::byte& middle = request.buffer[request.buffer.size() / 2];
+    // Somewhere in the request, a function of its number.
+    const std::size_t place =
+        static_cast<std::size_t>(num_requests_) * 2654435761u % request.buffer.size();
+    std::byte& wrong = request.buffer[place];
     switch (fault) {
       case DiskFault::kError:
       case DiskFault::kNoSpace:
@@ -53,19 +58,20 @@ class FaultDiskIo final : public DiskIo {
         request.error_number = fault == DiskFault::kError ? EIO : ENOSPC;
         return;
       case DiskFault::kStall: request.status = IoStatus::kTimedOut; return;
+      case DiskFault::kLost: request.status = is_read ? IoStatus::kShort : IoStatus::kDone; return;
       case DiskFault::kShort:
       case DiskFault::kTorn: {
-        IoRequest half = request;
-        half.buffer = request.buffer.first(request.buffer.size() / 2);
-        disk_->transfer(std::span(&half, 1), buffers, timeout);
+        IoRequest part = request;
+        part.buffer = request.buffer.first(place);
+        disk_->transfer(std::span(&part, 1), buffers, timeout);
         const bool tells = fault == DiskFault::kShort || is_read;
         request.status = tells ? IoStatus::kShort : IoStatus::kDone;
         return;
       }
       case DiskFault::kFlip:
-        if (!is_read) middle ^= std::byte{1};
+        if (!is_read) wrong ^= std::byte{1};
         disk_->transfer(std::span(&request, 1), buffers, timeout);
-        middle ^= std::byte{1};
+        wrong ^= std::byte{1};
         return;
       case DiskFault::kNone: disk_->transfer(std::span(&request, 1), buffers, timeout); return;
     }

@@ -130,9 +130,10 @@ class SlotAllocatorModel {
  public:
   explicit SlotAllocatorModel(std::uint64_t seed) : random_(seed), weights_(random_) {}
 
-  void run(std::int64_t num_operations) {
+  // `done_before` is only for the message of a failure.
+  void run(std::int64_t num_operations, std::int64_t done_before) {
     for (std::int64_t i = 0; i < num_operations && !testing::Test::HasFailure(); ++i) {
-      SCOPED_TRACE(testing::Message() << "after " << i << " operations");
+      SCOPED_TRACE(testing::Message() << "after " << done_before + i << " operations");
       step();
       compare();
     }
@@ -239,7 +240,7 @@ TEST(SlotAllocatorModel, AgreesWithTheNaiveOne) {
   const std::int64_t num_operations = test_operations(100'000);
   for (std::int64_t done = 0, round = 0; done < num_operations; done += kPerSeed, ++round) {
     SCOPED_TRACE(testing::Message() << "seed " << seed + static_cast<std::uint64_t>(round));
-    SlotAllocatorModel(seed + static_cast<std::uint64_t>(round)).run(kPerSeed);
+    SlotAllocatorModel(seed + static_cast<std::uint64_t>(round)).run(kPerSeed, done);
     if (testing::Test::HasFailure()) return;
   }
 }

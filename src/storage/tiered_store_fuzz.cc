@@ -35,8 +35,8 @@ class TieredStoreModel {
  public:
   explicit TieredStoreModel(std::uint64_t seed, const std::filesystem::path& directory)
       : random_(seed), weights_(random_), directory_(directory) {
-    copy_fault_permille_ = choose({0, 5, 50});
-    disk_fault_permille_ = choose({0, 5, 50});
+    copy_fault_permille_ = choose({0, 5, 50, 200});
+    disk_fault_permille_ = choose({0, 5, 50, 200});
     commit_fault_permille_ = choose({0, 0, 200});
     has_host_ = below(8) != 0;
     has_disk_ = below(8) != 0;
@@ -45,9 +45,10 @@ class TieredStoreModel {
 
   ~TieredStoreModel() { stop(); }
 
-  void run(std::int64_t num_operations) {
+  // `done_before` is only for the message of a failure.
+  void run(std::int64_t num_operations, std::int64_t done_before) {
     for (std::int64_t i = 0; i < num_operations; ++i) {
-      SCOPED_TRACE(testing::Message() << "after " << i << " operations");
+      SCOPED_TRACE(testing::Message() << "after " << done_before + i << " operations");
       step();
       compare();
       if (testing::Test::HasFailure()) return;
@@ -148,7 +149,7 @@ class TieredStoreModel {
         make_blocking_disk_io(), [this](std::int64_t, const IoRequest&) {
           if (!faults_on_ || !chance(disk_fault_permille_)) return DiskFault::kNone;
           ++num_faults_;
-          return static_cast<DiskFault>(1 + below(6));
+          return static_cast<DiskFault>(1 + below(kNumDiskFaults - 1));
         });
     return options;
   }
@@ -268,8 +269,11 @@ class TieredStoreModel {
     std::map<std::int64_t, std::int64_t> needed;  // by free slots of the pool group
     bool has_lost = false;
     std::array<std::int64_t, 3> need = {};
+    // Often the same pages again, while they are still on their way.
+    const std::size_t first = below(2) == 0 ? last_moved_ % pages_.size() : below(pages_.size());
+    last_moved_ = first;
     for (std::size_t i = 1 + below(8); i > 0; --i) {
-      const Model& page = any_page();
+      const Model& page = i % 2 == 0 ? any_page() : pages_[(first + i) % pages_.size()];
       if (std::find(ids.begin(), ids.end(), page.id) != ids.end()) continue;
       ids.push_back(page.id);
       const PageInfo info = store_->info(page.id);
@@ -459,6 +463,7 @@ class TieredStoreModel {
   std::map<std::uint32_t, Event> uses_;  // by page index: the last read queued
   std::map<Digest128, std::uint64_t> keys_;
   std::uint64_t last_key_ = 0;
+  std::size_t last_moved_ = 0;
   std::int64_t num_reads_ = 0;
   std::int64_t num_mismatches_ = 0;
 };
@@ -471,7 +476,7 @@ TEST(TieredStoreModel, ServesNoBytesThatAreNotThePagesOwn) {
     const std::uint64_t this_seed = seed + static_cast<std::uint64_t>(round);
     SCOPED_TRACE(testing::Message() << "seed " << this_seed);
     const TemporaryDirectory directory;
-    TieredStoreModel(this_seed, directory.path()).run(per_seed);
+    TieredStoreModel(this_seed, directory.path()).run(per_seed, done);
     if (testing::Test::HasFailure()) return;
   }
 }
