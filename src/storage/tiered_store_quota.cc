@@ -47,7 +47,7 @@ std::vector<GroupDemand> TieredStore::demands(Tier tier, std::span<const double>
     std::vector<std::int64_t> cold;
     for (const LayerGroup& layers : layer_groups_) {
       group_of.push_back(static_cast<std::int32_t>(layers.cold));
-      cold.push_back(layers.cold_bytes);
+      cold.push_back(tier == Tier::kDisk ? disk_->frame_size(layers.cold) : layers.cold_bytes);
       std::int64_t bytes = 0;
       for (const std::int64_t slot : layers.spec.layout.pool_slot_bytes) bytes += slot;
       hot.push_back(bytes);
