@@ -106,6 +106,7 @@ class ForwardPass::Layers {
   // Not inlined, so that no arithmetic moves in front of the caller's FpModeGuard.
   [[gnu::noinline]] void run(const ForwardBatch& batch, std::span<float> logits);
   Limits limits() const { return limits_; }
+  kernels::ExecutionContext& context() { return context_; }
 
  private:
   void check(const ForwardBatch& batch, std::span<float> logits) const;
@@ -525,6 +526,14 @@ void ForwardPass::run(const ForwardBatch& batch, std::span<float> logits) {
   // The layers compute a few constants between the kernels, which guard themselves.
   const FpModeGuard fp_mode;
   layers_->run(batch, logits);
+}
+
+void ForwardPass::enqueue(device::Stream& stream, const ForwardBatch& batch,
+                          std::span<float> logits) {
+  layers_->context().enqueue(stream, [this, batch, logits](kernels::ExecutionContext&) {
+    run(batch, logits);
+    return true;
+  });
 }
 
 ForwardPass::Limits ForwardPass::limits() const { return layers_->limits(); }

@@ -10,6 +10,8 @@
 #endif
 
 #include "model/forward_test_support.h"
+#include "slackwater/device/cpu_device.h"
+#include "slackwater/device/sim_device.h"
 #include "slackwater/model/safetensors.h"
 #include "testing/allocation_counter.h"
 
@@ -168,6 +170,48 @@ TEST(ForwardExactnessThreads, ABatchOfMixedSequencesOnSeveralThreadsEqualsEachAl
     SCOPED_TRACE(threads);
     Loaded many("tests/golden/kl", threads);
     mixture.expect_same_in_batches(many, {2, 0, 3, 1}, 8, 5);
+  }
+}
+
+// The second form of the execution context: a step as one item of a stream.
+TEST(ForwardExactnessThreads, AStepOnAStreamEqualsOneOnTheCaller) {
+  Loaded loaded("tests/golden/kl", 2);
+  const ModelConfig& config = loaded.model.config();
+  const std::vector<TokenId> tokens = random_tokens(config, 24, 47);
+  const Trace want = run_alone(loaded, tokens, {16, 8});
+  for (const bool is_simulated : {false, true}) {
+    SCOPED_TRACE(is_simulated ? "sim" : "cpu");
+    const std::unique_ptr<device::Device> device =
+        is_simulated ? std::make_unique<device::SimDevice>(device::SimOptions{.seed = 3})
+                     : device::make_cpu_device();
+    const auto stream = *device->make_stream("step");
+    PoisonedPages pages(config, {.length = 24});
+    ForwardPass forward(loaded.model, loaded.context, {.max_tokens = 16, .max_logits = 1});
+    std::vector<float> logits(static_cast<std::size_t>(config.vocab_size));
+    std::int64_t position = 0;
+    for (const std::int32_t count : {16, 8}) {
+      const kernels::StateWrite write{count, pages.state_page(0)};
+      const std::int32_t last = count - 1;
+      kernels::SequenceRow row;
+      row.num_tokens = count;
+      row.first_position = position;
+      row.block_table = pages.table(0);
+      row.state_page = pages.state_page(0);
+      row.writes = std::span(&write, 1);
+      ForwardBatch batch;
+      batch.token_ids = std::span(tokens).subspan(static_cast<std::size_t>(position),
+                                                  static_cast<std::size_t>(count));
+      batch.rows = std::span(&row, 1);
+      batch.latent_pages = pages.latent();
+      batch.recurrent_pages = pages.recurrent();
+      batch.logit_tokens = std::span(&last, 1);
+      forward.enqueue(*stream, batch, logits);
+      EXPECT_EQ(stream->synchronize(), device::EventStatus::kSucceeded);
+      position += count;
+    }
+    const auto vocabulary = static_cast<std::size_t>(config.vocab_size);
+    EXPECT_TRUE(same_bits(logits, std::span(want.logits).last(vocabulary)));
+    EXPECT_TRUE(same_bits(pages.slot(pages.state_page(0)), want.state));
   }
 }
 

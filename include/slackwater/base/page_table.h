@@ -29,6 +29,13 @@ struct PageTable {
   std::span<const SlotId> slots;      // [num_blocks], block ordinal -> slot
 };
 
+// Where layer `layer` of slot `slot` begins. In 64 bits whatever the strides: pools are larger than
+// 2^32 bytes.
+inline std::byte* layer_address(const PageTable& table, SlotId slot, std::int32_t layer = 0) {
+  return table.base + std::int64_t{slot.value()} * table.slot_stride +
+         std::int64_t{layer} * table.layer_stride;
+}
+
 }  // namespace slackwater
 
 #endif  // SLACKWATER_BASE_PAGE_TABLE_H_

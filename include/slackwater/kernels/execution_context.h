@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "slackwater/base/check.h"
 #include "slackwater/base/numeric.h"
 #include "slackwater/base/thread_pool.h"
+#include "slackwater/device/stream.h"
 #include "slackwater/kernels/target.h"
 
 namespace slackwater::kernels {
@@ -55,6 +57,12 @@ class ExecutionContext {
       function(split_items(num_items, worker, workers), worker);
     });
   }
+
+  // The second form, inside an engine: queues a whole forward step as one item of a stream. It runs
+  // on the stream's thread, which is worker 0 then; the other workers spin for its whole length, so
+  // that no kernel pays for a wake-up. Until it has ended the context is the step's. `step` returns
+  // false where it failed.
+  void enqueue(device::Stream& stream, std::function<bool(ExecutionContext&)> step);
 
   // Makes room for `bytes` of scratch for every worker. Before a region, never inside one.
   void reserve_scratch(std::size_t bytes);

@@ -51,6 +51,10 @@ class ForwardPass {
   // that the rows name.
   void run(const ForwardBatch& batch, std::span<float> logits);
 
+  // The same as one item of `stream`. What the batch's spans point to, the pages and `logits` stay
+  // untouched by others until the stream's next event.
+  void enqueue(device::Stream& stream, const ForwardBatch& batch, std::span<float> logits);
+
   Limits limits() const;
 
  private:
