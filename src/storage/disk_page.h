@@ -13,16 +13,15 @@ namespace slackwater::storage {
 
 // Pages on disk: headers and checks. The byte tables are in docs/formats/disk_page.md.
 
-// Every transfer is a multiple of it and starts at one: direct I/O on any disk asks for no more.
-inline constexpr std::size_t kDiskBlockBytes = 4096;
-// The segment's header takes a whole block, a frame's the first bytes of its first block.
-inline constexpr std::size_t kSegmentHeaderBytes = kDiskBlockBytes;
-inline constexpr std::size_t kFrameHeaderBytes = 512;
+// Frames are whole sectors, so that direct I/O can move them and little is lost to rounding.
+inline constexpr std::size_t kSectorBytes = 512;
+inline constexpr std::size_t kSegmentHeaderBytes = 4096;
+// The first sector of a frame; the payload comes after it.
+inline constexpr std::size_t kFrameHeaderBytes = kSectorBytes;
 
 // Bytes of a frame that holds a page of `payload_bytes`.
 constexpr std::size_t frame_bytes(std::size_t payload_bytes) {
-  return (kFrameHeaderBytes + payload_bytes + kDiskBlockBytes - 1) / kDiskBlockBytes *
-         kDiskBlockBytes;
+  return (kFrameHeaderBytes + payload_bytes + kSectorBytes - 1) / kSectorBytes * kSectorBytes;
 }
 
 // What all frames of a segment file have in common.

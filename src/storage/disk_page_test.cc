@@ -27,10 +27,11 @@ std::vector<std::byte> sealed_frame() {
   return frame;
 }
 
-TEST(DiskPage, FramesAreWholeBlocks) {
-  EXPECT_EQ(frame_bytes(1), 4096u);
-  EXPECT_EQ(frame_bytes(3584), 4096u);
-  EXPECT_EQ(frame_bytes(3585), 8192u);
+TEST(DiskPage, FramesAreWholeSectors) {
+  EXPECT_EQ(frame_bytes(1), 1024u);
+  EXPECT_EQ(frame_bytes(512), 1024u);
+  EXPECT_EQ(frame_bytes(513), 1536u);
+  EXPECT_EQ(frame_bytes(36'864), 37'376u);
 }
 
 TEST(DiskPage, AFrameSaysWhatWasSealedIntoIt) {

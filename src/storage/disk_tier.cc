@@ -22,15 +22,28 @@
 namespace slackwater::storage {
 namespace {
 
+// Memory is allocated in these; no disk asks for more.
+constexpr std::size_t kBlockBytes = 4096;
+
+// Requests are joined and cut to this size: large enough to stream, small enough for several to be
+// under way.
+//
+// Experiment, io_uring at depth 8 against plain transfers of 8 MiB one at a time (Zen 3, virtual
+// disk): pages of 36 KiB reach 0.83-0.85 of the sequential rate joined to 1 MiB, 0.66-0.73 joined
+// to 4 MiB, 0.52-0.64 one by one.
+constexpr std::size_t kMostRequestBytes = 1 << 20;
+
 std::string reason(int error_number) { return std::generic_category().message(error_number); }
+
+bool is_timed_out(const IoRequest& request) { return request.status == IoStatus::kTimedOut; }
 
 // Memory for whole blocks, at a multiple of a block's size as direct I/O asks for.
 class BlockBuffer {
  public:
   explicit BlockBuffer(std::size_t bytes)
-      : memory_(std::make_shared<AlignedBuffer<std::byte>>(bytes + kDiskBlockBytes)) {
+      : memory_(std::make_shared<AlignedBuffer<std::byte>>(bytes + kBlockBytes)) {
     const auto address = reinterpret_cast<std::uintptr_t>(memory_->data());
-    const std::size_t padding = (kDiskBlockBytes - address % kDiskBlockBytes) % kDiskBlockBytes;
+    const std::size_t padding = (kBlockBytes - address % kBlockBytes) % kBlockBytes;
     blocks_ = memory_->span().subspan(padding, bytes);
   }
 
@@ -48,6 +61,7 @@ DiskTier::DiskTier(DiskTierOptions options, const Digest128& layout, std::unique
     : options_(std::move(options)), layout_(layout), io_(std::move(io)) {}
 
 DiskTier::~DiskTier() {
+  erase_damaged();
   for (const Group& group : groups_) {
     for (const int file : group.files) ::close(file);
   }
@@ -113,9 +127,18 @@ std::int64_t DiskTier::segment_file_bytes(const Group& group) const {
 int DiskTier::open_file(const std::filesystem::path& path, int flags) {
   if (options_.direct) {
     const int file = ::open(path.c_str(), flags | O_DIRECT | O_CLOEXEC, 0644);
-    if (file >= 0 || errno != EINVAL) return file;
+    if (file >= 0 && takes_sectors(file)) return file;
+    if (file < 0 && errno != EINVAL) return file;
+    if (file >= 0) ::close(file);
   }
   return ::open(path.c_str(), flags | O_CLOEXEC, 0644);
+}
+
+// Some disks ask direct I/O for blocks of 4096 bytes; theirs go through the page cache.
+bool DiskTier::takes_sectors(int file) const {
+  const BlockBuffer blocks(2 * kSectorBytes);
+  return ::pread(file, blocks.span().data() + kSectorBytes, kSectorBytes, kSectorBytes) >= 0 ||
+         errno != EINVAL;
 }
 
 // Takes over the segments that an earlier process left, as far as they belong to this layout; the
@@ -158,11 +181,11 @@ Result<void> DiskTier::take_over(std::size_t index) {
   return {};
 }
 
-// Looks at the first block of every frame of a segment.
+// Looks at the first sector of every frame of a segment.
 void DiskTier::scan_segment(std::size_t index, std::size_t segment) {
   constexpr std::int32_t kFramesAtOnce = 64;
   Group& group = groups_[index];
-  const BlockBuffer blocks(std::size_t{kFramesAtOnce} * kDiskBlockBytes);
+  const BlockBuffer blocks(std::size_t{kFramesAtOnce} * kFrameHeaderBytes);
   const auto payload = static_cast<std::size_t>(group.payload_bytes);
   for (std::int32_t first = 0; first < group.frames_per_segment; first += kFramesAtOnce) {
     const std::int32_t count = std::min(kFramesAtOnce, group.frames_per_segment - first);
@@ -173,7 +196,7 @@ void DiskTier::scan_segment(std::size_t index, std::size_t segment) {
       request.offset =
           kSegmentHeaderBytes + static_cast<std::uint64_t>((first + i) * group.frame_bytes);
       request.buffer =
-          blocks.span().subspan(static_cast<std::size_t>(i) * kDiskBlockBytes, kDiskBlockBytes);
+          blocks.span().subspan(static_cast<std::size_t>(i) * kFrameHeaderBytes, kFrameHeaderBytes);
       requests.push_back(request);
     }
     if (!transfer(requests, blocks.owner())) return;
@@ -294,7 +317,9 @@ Result<void> DiskTier::shrink(std::size_t index, std::int32_t num_slots, const M
   for (const device::Event& last_use : group.slots.finish_shrink()) last_use.wait();
   {
     const std::scoped_lock lock(files_mutex_);
-    std::erase_if(group.refused, [&](SlotId slot) { return slot.value() >= num_slots; });
+    const auto is_gone = [&](SlotId slot) { return slot.value() >= num_slots; };
+    std::erase_if(group.refused, is_gone);
+    std::erase_if(group.damaged, is_gone);
   }
   const auto segments = static_cast<std::size_t>((num_slots + group.frames_per_segment - 1) /
                                                  group.frames_per_segment);
@@ -354,9 +379,7 @@ IoRequest DiskTier::request_for(std::size_t index, const FrameTransfer& frame,
 
 bool DiskTier::transfer(std::span<IoRequest> requests, const std::shared_ptr<void>& buffers) {
   io_->transfer(requests, buffers, options_.timeout);
-  const bool is_complete = std::none_of(requests.begin(), requests.end(), [](const auto& request) {
-    return request.status == IoStatus::kTimedOut;
-  });
+  const bool is_complete = std::none_of(requests.begin(), requests.end(), is_timed_out);
   if (!is_complete) {
     ++counters_.timeouts;
     warn_once(Trouble::kTimeout,
@@ -367,66 +390,134 @@ bool DiskTier::transfer(std::span<IoRequest> requests, const std::shared_ptr<voi
   return is_complete;
 }
 
-bool DiskTier::write(std::size_t index, std::span<FrameTransfer> frames,
-                     const std::shared_ptr<void>& buffers) {
-  const auto payload = static_cast<std::size_t>(groups_[index].payload_bytes);
-  std::vector<IoRequest> requests;
-  for (FrameTransfer& frame : frames) {
+void DiskTier::seal(std::size_t index, std::span<FrameTransfer> frames) {
+  for (const FrameTransfer& frame : frames) {
     const DiskPage& page = frame.page;
     seal_frame({layout_, page.certificate, page.position, page.generation, page.layer_group,
                 next_sequence_++},
-               payload, frame.frame);
-    requests.push_back(request_for(index, frame, IoRequest::Kind::kWrite));
+               static_cast<std::size_t>(groups_[index].payload_bytes), frame.frame);
   }
-  const bool is_complete = transfer(requests, buffers);
-  for (std::size_t i = 0; i < frames.size(); ++i) {
-    frames[i].is_done = requests[i].status == IoStatus::kDone;
-    if (frames[i].is_done) {
-      ++counters_.frames_written;
-      continue;
+}
+
+// Cuts and joins the requests of frames that lie one after another in file and memory into pieces
+// of the size that suits a disk.
+std::vector<DiskTier::Piece> DiskTier::pieces_of(std::span<const IoRequest> requests) {
+  std::vector<Piece> pieces;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const IoRequest& next = requests[i];
+    if (!pieces.empty()) {
+      IoRequest& last = pieces.back().request;
+      const std::size_t bytes = last.buffer.size();
+      if (last.file == next.file && last.offset + bytes == next.offset &&
+          last.buffer.data() + bytes == next.buffer.data() &&
+          bytes + next.buffer.size() <= kMostRequestBytes) {
+        last.buffer = {last.buffer.data(), bytes + next.buffer.size()};
+        pieces.back().end = i + 1;
+        continue;
+      }
     }
-    ++counters_.write_failures;
-    {
-      const std::scoped_lock lock(files_mutex_);
-      groups_[index].refused.insert(frames[i].slot);
+    for (std::size_t at = 0; at < next.buffer.size(); at += kMostRequestBytes) {
+      Piece piece{next, i, i + 1};
+      piece.request.offset += at;
+      piece.request.buffer =
+          next.buffer.subspan(at, std::min(kMostRequestBytes, next.buffer.size() - at));
+      pieces.push_back(piece);
     }
-    if (requests[i].status == IoStatus::kTimedOut) continue;
-    const int error = requests[i].status == IoStatus::kShort ? ENOSPC : requests[i].error_number;
-    warn_once(Trouble::kWrite,
-              fmt::format("cannot write to '{}': {}; the disk tier gets smaller by every page that "
-                          "fails",
-                          options_.directory.string(), reason(error)));
   }
-  return is_complete;
+  return pieces;
+}
+
+// One request per frame, as it ended. Where a piece that joins several frames does not succeed,
+// each of them is tried by itself, so that no frame fails for its neighbour.
+std::vector<IoRequest> DiskTier::transfer_frames(std::size_t index, std::span<FrameTransfer> frames,
+                                                 IoRequest::Kind kind,
+                                                 const std::shared_ptr<void>& buffers) {
+  std::vector<IoRequest> requests;
+  for (const FrameTransfer& frame : frames) requests.push_back(request_for(index, frame, kind));
+  const std::vector<Piece> pieces = pieces_of(requests);
+  std::vector<IoRequest> transfers;
+  for (const Piece& piece : pieces) transfers.push_back(piece.request);
+  transfer(transfers, buffers);
+
+  for (IoRequest& request : requests) request.status = IoStatus::kDone;
+  std::vector<std::size_t> again;
+  for (std::size_t p = 0; p < pieces.size(); ++p) {
+    const IoStatus status = transfers[p].status;
+    if (status == IoStatus::kDone) continue;
+    const bool is_joined = pieces[p].end - pieces[p].first > 1;
+    for (std::size_t i = pieces[p].first; i < pieces[p].end; ++i) {
+      requests[i].status = status;
+      requests[i].error_number = transfers[p].error_number;
+      if (is_joined && status != IoStatus::kTimedOut) again.push_back(i);
+    }
+  }
+  if (again.empty()) return requests;
+  transfers.clear();
+  for (const std::size_t i : again) transfers.push_back(requests[i]);
+  transfer(transfers, buffers);
+  for (std::size_t i = 0; i < again.size(); ++i) requests[again[i]] = transfers[i];
+  return requests;
+}
+
+bool DiskTier::write(std::size_t index, std::span<FrameTransfer> frames,
+                     const std::shared_ptr<void>& buffers) {
+  const auto requests = transfer_frames(index, frames, IoRequest::Kind::kWrite, buffers);
+  for (std::size_t i = 0; i < frames.size(); ++i) note_write(index, requests[i], frames[i]);
+  return std::none_of(requests.begin(), requests.end(), is_timed_out);
+}
+
+void DiskTier::note_write(std::size_t index, const IoRequest& request, FrameTransfer& frame) {
+  frame.is_done = request.status == IoStatus::kDone;
+  {
+    const std::scoped_lock lock(files_mutex_);
+    groups_[index].damaged.erase(frame.slot);
+    if (!frame.is_done) groups_[index].refused.insert(frame.slot);
+  }
+  if (frame.is_done) {
+    ++counters_.frames_written;
+    return;
+  }
+  ++counters_.write_failures;
+  if (request.status == IoStatus::kTimedOut) return;
+  const int error = request.status == IoStatus::kShort ? ENOSPC : request.error_number;
+  warn_once(Trouble::kWrite,
+            fmt::format("cannot write to '{}': {}; the disk tier gets smaller by every page that "
+                        "fails",
+                        options_.directory.string(), reason(error)));
 }
 
 bool DiskTier::read(std::size_t index, std::span<FrameTransfer> frames,
                     const std::shared_ptr<void>& buffers) {
-  std::vector<IoRequest> requests;
-  for (const FrameTransfer& frame : frames) {
-    requests.push_back(request_for(index, frame, IoRequest::Kind::kRead));
-  }
-  const bool is_complete = transfer(requests, buffers);
-  for (std::size_t i = 0; i < frames.size(); ++i) check_read(index, requests[i], frames[i]);
-  return is_complete;
+  const auto requests = transfer_frames(index, frames, IoRequest::Kind::kRead, buffers);
+  for (std::size_t i = 0; i < frames.size(); ++i) note_read(requests[i], frames[i]);
+  return std::none_of(requests.begin(), requests.end(), is_timed_out);
 }
 
-void DiskTier::check_read(std::size_t index, const IoRequest& request, FrameTransfer& frame) {
-  frame.is_done = false;
-  if (request.status == IoStatus::kTimedOut || request.status == IoStatus::kFailed) {
-    // The page may be good: only this answer is missing.
-    ++counters_.read_failures;
-    if (request.status == IoStatus::kFailed) {
-      warn_once(Trouble::kRead,
-                fmt::format("cannot read from '{}': {}; its pages are misses",
-                            options_.directory.string(), reason(request.error_number)));
-    }
-    return;
+// A read that fails is a miss; the page may be good, only this answer is missing. A file that ends
+// within the page is left to the check, which finds what is there to be no page.
+void DiskTier::note_read(const IoRequest& request, FrameTransfer& frame) {
+  frame.is_done = request.status == IoStatus::kDone || request.status == IoStatus::kShort;
+  if (request.status == IoStatus::kShort) {
+    std::memset(frame.frame.data(), 0, kFrameHeaderBytes);
   }
+  if (frame.is_done) return;
+  ++counters_.read_failures;
+  if (request.status == IoStatus::kFailed) {
+    warn_once(Trouble::kRead,
+              fmt::format("cannot read from '{}': {}; its pages are misses",
+                          options_.directory.string(), reason(request.error_number)));
+  }
+}
+
+void DiskTier::check(std::size_t index, std::span<FrameTransfer> frames) {
+  for (FrameTransfer& frame : frames) {
+    if (frame.is_done) check_frame_of(index, frame);
+  }
+}
+
+void DiskTier::check_frame_of(std::size_t index, FrameTransfer& frame) {
   Result<FrameHeader> header =
-      request.status == IoStatus::kShort
-          ? make_error(ErrorCode::kDataLoss, "the file ends within the page")
-          : check_frame(frame.frame, static_cast<std::size_t>(groups_[index].payload_bytes));
+      check_frame(frame.frame, static_cast<std::size_t>(groups_[index].payload_bytes));
   if (header.has_value() && header->layout != layout_) {
     header = make_error(ErrorCode::kDataLoss, "the page is of another layout");
   }
@@ -441,19 +532,27 @@ void DiskTier::check_read(std::size_t index, const IoRequest& request, FrameTran
     return;
   }
   ++counters_.read_mismatches;
-  erase_frame(index, frame.slot);
+  {
+    const std::scoped_lock lock(files_mutex_);
+    groups_[index].damaged.insert(frame.slot);
+  }
   warn_once(Trouble::kMismatch, fmt::format("a page in '{}' is damaged and counts as a miss: {}",
                                             options_.directory.string(), header.error().text()));
 }
 
-// Makes a damaged frame one that holds no page, so that no later process finds it.
-void DiskTier::erase_frame(std::size_t index, SlotId slot) {
-  const BlockBuffer zeroes(kDiskBlockBytes);
-  FrameTransfer frame;
-  frame.slot = slot;
-  frame.frame = zeroes.span();
-  std::array<IoRequest, 1> request = {request_for(index, frame, IoRequest::Kind::kWrite)};
-  transfer(request, zeroes.owner());
+// Makes damaged frames that nobody has written again hold no page, so that no later process finds
+// them. At the end, when no transfer is under way.
+void DiskTier::erase_damaged() {
+  const BlockBuffer zeroes(kFrameHeaderBytes);
+  for (std::size_t index = 0; index < groups_.size(); ++index) {
+    for (const SlotId slot : groups_[index].damaged) {
+      FrameTransfer frame;
+      frame.slot = slot;
+      frame.frame = zeroes.span();
+      std::array<IoRequest, 1> request = {request_for(index, frame, IoRequest::Kind::kWrite)};
+      transfer(request, zeroes.owner());
+    }
+  }
 }
 
 void DiskTier::warn_once(Trouble trouble, const std::string& text) {

@@ -32,7 +32,7 @@ constexpr Digest128 kLayout = {11, 12};
 class Frames {
  public:
   explicit Frames(std::size_t count) : count_(count) {
-    void* const blocks = std::aligned_alloc(kDiskBlockBytes, count * frame_bytes(kPayload));
+    void* const blocks = std::aligned_alloc(kSectorBytes, count * frame_bytes(kPayload));
     memory_ = std::shared_ptr<void>(blocks, std::free);
     std::memset(blocks, 0, count * frame_bytes(kPayload));
   }
@@ -56,7 +56,8 @@ class DiskTierTest : public testing::Test {
   DiskTierOptions options() {
     DiskTierOptions options;
     options.directory = directory_.path() / "pages";
-    options.segment_bytes = static_cast<std::int64_t>(kSegmentHeaderBytes + 3 * 4096);
+    options.segment_bytes =
+        static_cast<std::int64_t>(kSegmentHeaderBytes + 3 * frame_bytes(kPayload));
     options.direct = false;
     options.warn = [this](std::string_view text) { warnings_.emplace_back(text); };
     return options;
@@ -87,6 +88,7 @@ class DiskTierTest : public testing::Test {
     const Frames frames(1);
     oracle_fill(frames.payload(0), key);
     FrameTransfer transfer{slot, {{key, 0}, 64, 0, 0}, frames.frame(0)};
+    tier.seal(0, std::span(&transfer, 1));
     tier.write(0, std::span(&transfer, 1), frames.memory());
     EXPECT_EQ(transfer.is_done, expect_done);
   }
@@ -95,6 +97,7 @@ class DiskTierTest : public testing::Test {
     const Frames frames(1);
     FrameTransfer transfer{slot, {{key, 0}, 64, 0, 0}, frames.frame(0)};
     tier.read(0, std::span(&transfer, 1), frames.memory());
+    tier.check(0, std::span(&transfer, 1));
     if (transfer.is_done) {
       EXPECT_TRUE(oracle_matches(frames.payload(0), key));
     }
@@ -107,7 +110,8 @@ class DiskTierTest : public testing::Test {
   void damage(SlotId slot, std::size_t at) const {
     std::fstream file(segment(0), std::ios::in | std::ios::out | std::ios::binary);
     const auto place = static_cast<std::streamoff>(kSegmentHeaderBytes) +
-                       slot.value() * std::streamoff{4096} + static_cast<std::streamoff>(at);
+                       slot.value() * static_cast<std::streamoff>(frame_bytes(kPayload)) +
+                       static_cast<std::streamoff>(at);
     file.seekg(place);
     const auto byte = static_cast<char>(file.get() ^ 1);
     file.seekp(place);
@@ -234,7 +238,7 @@ TEST_F(DiskTierTest, AFileCutShortCostsItsPagesOnly) {
     const auto tier = open();
     for (std::uint64_t key = 1; key <= 6; ++key) write(*tier, key);
   }
-  std::filesystem::resize_file(segment(1), kSegmentHeaderBytes + 4096 + 2000);
+  std::filesystem::resize_file(segment(1), kSegmentHeaderBytes + frame_bytes(kPayload) + 700);
   const auto tier = open();
   for (std::uint64_t key = 1; key <= 6; ++key) {
     const auto slot = tier->adopt(0, {key, 0});

@@ -273,7 +273,14 @@ void TieredStore::move_to_disk(const Batch& batch, std::span<const SlotGrant> gr
     const std::array<Event, 1> sources = {batch.ready};
     const Event encoded = copies_->submit(before, sources, pairs, copy);
     std::fill(job->sources.begin(), job->sources.end(), encoded);
-    disk_stream_->wait(encoded);
+    // Sealed beside the copies, so that the disk's thread has nothing to do but transfers.
+    device::Stream& sealer = copies_->first_stream();
+    sealer.wait(encoded);
+    sealer.run([disk = disk_.get(), job] {
+      if (job->may_touch_memory()) disk->seal(job->cold_group, job->frames);
+      return true;
+    });
+    disk_stream_->wait(sealer.record());
     for (std::size_t i = 0; i < count; ++i) disk_stream_->wait(grants[first + i].ready);
     disk_stream_->run([disk = disk_.get(), job] {
       job->run([&](std::span<FrameTransfer> frames) {
@@ -306,8 +313,18 @@ void TieredStore::move_from_disk(const Batch& batch, std::span<const SlotGrant> 
       return true;
     });
     const Event read = disk_stream_->record();
+    device::Stream& checker = copies_->first_stream();
+    checker.wait(read);
+    checker.run([disk = disk_.get(), job] {
+      if (job->may_touch_memory()) {
+        disk->check(job->cold_group, job->frames);
+      } else {
+        for (FrameTransfer& frame : job->frames) frame.is_done = false;
+      }
+      return true;
+    });
 
-    std::vector<Event> before = {read};
+    std::vector<Event> before = {checker.record()};
     std::vector<ColdPair> pairs;
     for (std::size_t i = 0; i < count; ++i) {
       const SlotGrant& grant = grants[first + i];
@@ -341,12 +358,13 @@ void TieredStore::move_frame(std::size_t group, SlotId from, const SlotGrant& to
   disk_stream_->wait(part.ready());
   disk_stream_->wait(to.ready);
   disk_stream_->run([disk = disk_.get(), job, slot = to.slot] {
-    const auto read = [&](std::span<FrameTransfer> frames) {
+    job->run([&](std::span<FrameTransfer> frames) {
       return disk->read(job->cold_group, frames, job->memory);
-    };
-    job->run(read);
+    });
+    disk->check(job->cold_group, job->frames);
     if (job->frames[0].is_done) {
       job->frames[0].slot = slot;
+      disk->seal(job->cold_group, job->frames);
       job->run([&](std::span<FrameTransfer> frames) {
         return disk->write(job->cold_group, frames, job->memory);
       });

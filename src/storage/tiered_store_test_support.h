@@ -101,11 +101,20 @@ class TestStore {
 
   void fail_copy(std::int64_t index) { failing_copy_ = index; }
   void fail_commit(std::int64_t index) { failing_commit_ = index; }
+  // Requests that touch this offset of the disk's files misbehave: the frame of one page, however
+  // requests are joined.
+  void fail_disk_at(std::uint64_t offset, DiskFault fault) {
+    failing_offset_ = offset;
+    disk_fault_ = fault;
+  }
   void fail_disk(std::int64_t index, DiskFault fault) {
     failing_disk_ = index;
     disk_fault_ = fault;
   }
-  void fail_nothing() { failing_copy_ = failing_commit_ = failing_disk_ = -1; }
+  void fail_nothing() {
+    failing_copy_ = failing_commit_ = failing_disk_ = -1;
+    failing_offset_.reset();
+  }
   std::int64_t num_copies() const { return sim_->num_copies(); }
   std::int64_t num_commits() const { return sim_->num_commits(); }
   std::int64_t num_disk_requests() const { return num_disk_requests_; }
@@ -154,9 +163,11 @@ class TestStore {
     store_options.disk.direct = false;
     store_options.disk.warn = [](std::string_view) {};
     store_options.disk_io = std::make_unique<FaultDiskIo>(
-        make_blocking_disk_io(), [this](std::int64_t index, const IoRequest&) {
+        make_blocking_disk_io(), [this](std::int64_t index, const IoRequest& request) {
           num_disk_requests_ = index + 1;
-          return index == failing_disk_ ? disk_fault_ : DiskFault::kNone;
+          const bool touches = failing_offset_.has_value() && request.offset <= *failing_offset_ &&
+                               *failing_offset_ < request.offset + request.buffer.size();
+          return touches || index == failing_disk_ ? disk_fault_ : DiskFault::kNone;
         });
     compute_ = *device.make_stream("compute");
     auto made = TieredStore::create(device, std::move(store_options));
@@ -180,6 +191,7 @@ class TestStore {
   std::int64_t failing_copy_ = -1;
   std::int64_t failing_commit_ = -1;
   std::int64_t failing_disk_ = -1;
+  std::optional<std::uint64_t> failing_offset_;
   DiskFault disk_fault_ = DiskFault::kNone;
   std::int64_t num_disk_requests_ = 0;
   std::unique_ptr<device::Stream> compute_;

@@ -41,12 +41,12 @@ struct DiskPage {
   std::uint32_t layer_group = 0;
 };
 
-// One frame to be written or read, on the thread that does the transfers.
+// One frame on its way to the disk or from it.
 struct FrameTransfer {
   SlotId slot;
   DiskPage page;
-  std::span<std::byte> frame;  // frame_size() bytes at a multiple of 4096; payload at 512
-  bool is_done = false;        // afterwards: the bytes are there, and checked
+  std::span<std::byte> frame;  // frame_size() bytes at a multiple of 512; payload at 512
+  bool is_done = false;        // afterwards: the bytes are there
 };
 
 struct DiskTierStats {
@@ -75,7 +75,8 @@ struct DiskTierStats {
 //       has asked for is given up, oldest first, before a group counts as full.
 //   I3  one process uses a directory at a time.
 // Ownership: owns the files while it lives; they stay behind.
-// Threads: transfers run on one thread, all else on another; both may be the same.
+// Threads: write and read are called by one thread, seal and check by any, all else by another;
+// they may be the same.
 // Errors: open() gives kUnavailable or kFailedPrecondition for a directory that cannot be used.
 // Afterwards trouble makes a smaller store and one warning, never an error: transfers say what
 // they did not do, and allocate() finds no slot.
@@ -118,13 +119,17 @@ class DiskTier {
   // The slot of a page that an earlier process left, now the caller's. The newest one of several.
   std::optional<SlotId> adopt(std::size_t group, const Digest128& certificate);
 
-  // Writes frames whose payload is in place, and reads frames with all their checks. Each says by
+  // Makes frames of payloads: headers and checksums. On any thread.
+  void seal(std::size_t group, std::span<FrameTransfer> frames);
+  // Transfers sealed frames, or frames to be checked; neighbours go in one request. Each says by
   // is_done what became of it. `buffers` owns the frames' memory. False when a deadline passed:
   // the memory may still be written to, and must not be used again.
   bool write(std::size_t group, std::span<FrameTransfer> frames,
              const std::shared_ptr<void>& buffers);
   bool read(std::size_t group, std::span<FrameTransfer> frames,
             const std::shared_ptr<void>& buffers);
+  // All checks of frames that were read: is_done stays only where every one holds. On any thread.
+  void check(std::size_t group, std::span<FrameTransfer> frames);
 
   DiskTierStats stats() const;
   std::string_view io_name() const { return io_->name(); }
@@ -144,7 +149,14 @@ class DiskTier {
     std::map<Digest128, Found> found;                // of an earlier process, not yet asked for
     std::map<std::uint64_t, Digest128> by_sequence;  // the keys of `found`, oldest first
     std::set<SlotId> refused;                        // writes failed; under files_mutex_
+    std::set<SlotId> damaged;                        // hold no page any more; likewise
     std::set<SlotId> retired;                        // released after that
+  };
+  // One request, and the frames [first, end) of a transfer that it moves bytes of.
+  struct Piece {
+    IoRequest request;
+    std::size_t first = 0;
+    std::size_t end = 0;
   };
   enum class Trouble { kSpace, kWrite, kRead, kMismatch, kTimeout, kCount };
 
@@ -161,9 +173,16 @@ class DiskTier {
   Result<int> make_segment(std::size_t group, std::size_t segment);
   void remove_segments(std::size_t group, std::size_t num_left);
   IoRequest request_for(std::size_t group, const FrameTransfer& frame, IoRequest::Kind kind) const;
+  static std::vector<Piece> pieces_of(std::span<const IoRequest> requests);
+  std::vector<IoRequest> transfer_frames(std::size_t group, std::span<FrameTransfer> frames,
+                                         IoRequest::Kind kind,
+                                         const std::shared_ptr<void>& buffers);
   bool transfer(std::span<IoRequest> requests, const std::shared_ptr<void>& buffers);
-  void check_read(std::size_t group, const IoRequest& request, FrameTransfer& frame);
-  void erase_frame(std::size_t group, SlotId slot);
+  void note_write(std::size_t group, const IoRequest& request, FrameTransfer& frame);
+  void note_read(const IoRequest& request, FrameTransfer& frame);
+  void check_frame_of(std::size_t group, FrameTransfer& frame);
+  void erase_damaged();
+  bool takes_sectors(int file) const;
   void warn_once(Trouble trouble, const std::string& text);
 
   const DiskTierOptions options_;
@@ -171,7 +190,7 @@ class DiskTier {
   const std::unique_ptr<DiskIo> io_;
   int lock_file_ = -1;
   std::vector<Group> groups_;
-  mutable std::mutex files_mutex_;  // Group::files and refused, which both threads look at
+  mutable std::mutex files_mutex_;  // Group::files, refused and damaged, which all threads look at
   std::atomic<std::uint64_t> next_sequence_{1};
   std::atomic<std::uint32_t> warned_{0};  // bit per Trouble
 

@@ -62,7 +62,7 @@ struct TieredStoreOptions {
   std::shared_ptr<ColdPageCodec> codec;  // null: concatenation
   DiskTierOptions disk;
   std::unique_ptr<DiskIo> disk_io;  // null: make_best_disk_io()
-  std::size_t staging_bytes = 32 << 20;
+  std::size_t staging_bytes = 64 << 20;
   int copy_threads = 1;
 };
 
