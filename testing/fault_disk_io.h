@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "slackwater/storage/disk_io.h"
 
@@ -22,8 +24,9 @@ enum class DiskFault : std::uint8_t {
   kFlip,     // a read gives one wrong bit, a write stores one; neither says so
   kTorn,     // a write stores a part and does not say so
   kLost,     // a write stores nothing and does not say so
+  kLate,     // no answer before the deadline, and the bytes move some transfers later
 };
-inline constexpr std::size_t kNumDiskFaults = 8;
+inline constexpr std::size_t kNumDiskFaults = 9;
 
 // A disk that misbehaves on request.
 class FaultDiskIo final : public DiskIo {
@@ -36,14 +39,29 @@ class FaultDiskIo final : public DiskIo {
 
   std::string_view name() const override { return "faults"; }
 
+  // How many transfers a late one lets pass; without it, as it comes.
+  void set_late_delay(int num_transfers) { late_delay_ = num_transfers; }
+
   void transfer(std::span<IoRequest> requests, const std::shared_ptr<void>& buffers,
                 Nanoseconds timeout) override {
+    std::erase_if(late_, [&](Late& late) {
+      if (late.transfers_to_go-- > 0) return false;
+      disk_->transfer(std::span(&late.request, 1), late.buffers, timeout);
+      return true;
+    });
     for (IoRequest& request : requests) {
       transfer_one(request, choose_(num_requests_++, request), buffers, timeout);
     }
   }
 
  private:
+  // Keeps its memory, as a request in the kernel does.
+  struct Late {
+    IoRequest request;
+    std::shared_ptr<void> buffers;
+    int transfers_to_go = 0;
+  };
+
   void transfer_one(IoRequest& request, DiskFault fault, const std::shared_ptr<void>& buffers,
                     Nanoseconds timeout) {
     const bool is_read = request.kind == IoRequest::Kind::kRead;
@@ -58,6 +76,10 @@ class FaultDiskIo final : public DiskIo {
         request.error_number = fault == DiskFault::kError ? EIO : ENOSPC;
         return;
       case DiskFault::kStall: request.status = IoStatus::kTimedOut; return;
+      case DiskFault::kLate:
+        request.status = IoStatus::kTimedOut;
+        late_.push_back({request, buffers, late_delay_.value_or(static_cast<int>(place % 8))});
+        return;
       case DiskFault::kLost: request.status = is_read ? IoStatus::kShort : IoStatus::kDone; return;
       case DiskFault::kShort:
       case DiskFault::kTorn: {
@@ -80,6 +102,8 @@ class FaultDiskIo final : public DiskIo {
   const std::unique_ptr<DiskIo> disk_;
   const Choose choose_;
   std::int64_t num_requests_ = 0;
+  std::vector<Late> late_;
+  std::optional<int> late_delay_;
 };
 
 }  // namespace slackwater::storage

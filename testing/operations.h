@@ -1,10 +1,12 @@
 #ifndef SLACKWATER_TESTING_OPERATIONS_H_
 #define SLACKWATER_TESTING_OPERATIONS_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
 #include <random>
 #include <string>
 
@@ -21,10 +23,14 @@ inline std::int64_t test_operations(std::int64_t in_the_gate) {
 template <std::size_t kCount>
 class OperationWeights {
  public:
-  explicit OperationWeights(std::mt19937_64& random) {
+  // Those `needed` for anything else to happen have no weight of 0.
+  explicit OperationWeights(std::mt19937_64& random,
+                            std::initializer_list<std::size_t> needed = {}) {
     for (std::size_t i = 0; i < kCount; ++i) {
       constexpr int kWeights[] = {0, 1, 4, 16};
-      total_ += static_cast<std::uint64_t>(kWeights[random() % std::size(kWeights)]);
+      const int weight = kWeights[random() % std::size(kWeights)];
+      const bool is_needed = std::find(needed.begin(), needed.end(), i) != needed.end();
+      total_ += static_cast<std::uint64_t>(is_needed ? std::max(4, weight) : weight);
       end_[i] = total_;
     }
     if (total_ == 0) end_[0] = total_ = 1;

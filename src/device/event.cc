@@ -53,6 +53,7 @@ class SettledState final : public EventState {
   explicit SettledState(Event event)
       : EventState(std::string(event.waker())), event_(std::move(event)) {}
 
+  bool is_settled() const override { return true; }
   EventStatus status() override { return without_fate(event_.status()); }
   EventStatus wait() override { return without_fate(event_.wait()); }
   EventStatus wait_for(Nanoseconds timeout) override {
@@ -133,7 +134,8 @@ Event merge(std::span<const Event> events) {
 }
 
 Event settled(const Event& event) {
-  return event.is_done() ? Event() : Event(new SettledState(event));
+  if (event.is_done()) return {};
+  return event.state_->is_settled() ? event : Event(new SettledState(event));
 }
 
 void EventSource::complete(EventStatus status) {

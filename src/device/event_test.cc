@@ -133,6 +133,7 @@ TEST(Event, ASettledEventForgetsTheFateOfTheOther) {
   EXPECT_EQ(end.status(), EventStatus::kPending);
   EXPECT_EQ(end.wait_for(std::chrono::milliseconds(1)), EventStatus::kPending);
   EXPECT_EQ(end.waker(), "the other");
+  EXPECT_EQ(settled(end), end) << "one layer, however often";
   const Event other = source.event();
   source.complete(EventStatus::kFailed);
   EXPECT_EQ(end.status(), EventStatus::kSucceeded);

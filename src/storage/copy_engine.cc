@@ -8,13 +8,14 @@
 
 namespace slackwater::storage {
 
-Result<std::unique_ptr<CopyEngine>> CopyEngine::create(device::Device& device, int num_threads) {
+Result<std::unique_ptr<CopyEngine>> CopyEngine::create(device::Device& device,
+                                                       const std::string& name, int num_threads) {
   if (num_threads != 1 && num_threads != 2) {
     return make_error(ErrorCode::kInvalidArgument, "{} copy threads; use 1 or 2", num_threads);
   }
   auto engine = std::make_unique<CopyEngine>();
   for (int i = 0; i < num_threads; ++i) {
-    SLACKWATER_ASSIGN_OR_RETURN(auto stream, device.make_stream("copy " + std::to_string(i)));
+    SLACKWATER_ASSIGN_OR_RETURN(auto stream, device.make_stream(name + " " + std::to_string(i)));
     engine->streams_.push_back(std::move(stream));
   }
   return engine;

@@ -10,10 +10,12 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "slackwater/base/check.h"
+#include "storage/log.h"
 
 namespace slackwater::storage {
 namespace {
@@ -95,8 +97,13 @@ class ThreadedDiskIo final : public DiskIo {
  public:
   explicit ThreadedDiskIo(int num_threads) : queue_(std::make_shared<IoQueue>()) {
     SLACKWATER_CHECK(num_threads >= 1, "{} threads", num_threads);
-    for (int i = 0; i < num_threads; ++i) {
-      threads_.emplace_back([queue = queue_] { queue->work(); });
+    // Fewer threads than asked for are slower, and that is all.
+    try {
+      for (int i = 0; i < num_threads; ++i) {
+        threads_.emplace_back([queue = queue_] { queue->work(); });
+      }
+    } catch (const std::system_error&) {
+      if (threads_.empty()) log_warning("no thread for the disk: its pages will be misses");
     }
   }
 
@@ -164,7 +171,11 @@ class UringDiskIo final : public DiskIo {
                 Nanoseconds timeout) override {
     const SteadyTime deadline = std::chrono::steady_clock::now() + timeout;
     requests_ = requests;
-    for (IoRequest& request : requests) request.status = IoStatus::kTimedOut;
+    for (IoRequest& request : requests) {
+      request.status = is_broken_ ? IoStatus::kFailed : IoStatus::kTimedOut;
+      request.error_number = is_broken_ ? EIO : 0;
+    }
+    if (is_broken_) return;
     std::size_t num_started = 0;
     num_open_ = requests.size();
     while (num_open_ > 0) {
@@ -176,6 +187,7 @@ class UringDiskIo final : public DiskIo {
   }
 
  private:
+  static constexpr int kMostSubmits = 100;
   static constexpr std::size_t kNobody = static_cast<std::size_t>(-1);
 
   struct Flight {
@@ -205,7 +217,14 @@ class UringDiskIo final : public DiskIo {
     }
     *free = {true, index, done, buffers};
     ::io_uring_sqe_set_data64(entry, static_cast<std::uint64_t>(free - flights_.begin()));
-    ::io_uring_submit(&ring_);
+    // What the kernel does not take now would be begun by a later transfer, when its file may be
+    // gone. Such a ring is not used again.
+    for (int tries = 0; ::io_uring_submit(&ring_) < 1; ++tries) {
+      if (tries == kMostSubmits) {
+        is_broken_ = true;
+        break;
+      }
+    }
     return true;
   }
 
@@ -245,6 +264,7 @@ class UringDiskIo final : public DiskIo {
 
   io_uring ring_ = {};
   bool has_ring_ = false;
+  bool is_broken_ = false;
   std::vector<Flight> flights_;  // [depth]
   std::span<IoRequest> requests_;
   std::size_t num_open_ = 0;

@@ -12,12 +12,12 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include "slackwater/base/aligned_buffer.h"
 #include "slackwater/base/check.h"
 #include "slackwater/base/mutant.h"
 #include "storage/disk_page.h"
+#include "storage/log.h"
 
 namespace slackwater::storage {
 namespace {
@@ -60,11 +60,10 @@ class BlockBuffer {
 DiskTier::DiskTier(DiskTierOptions options, const Digest128& layout, std::unique_ptr<DiskIo> io)
     : options_(std::move(options)), layout_(layout), io_(std::move(io)) {}
 
+DiskTier::SegmentFile::~SegmentFile() { ::close(descriptor); }
+
 DiskTier::~DiskTier() {
   erase_damaged();
-  for (const Group& group : groups_) {
-    for (const int file : group.files) ::close(file);
-  }
   if (lock_file_ >= 0) ::close(lock_file_);
 }
 
@@ -148,19 +147,25 @@ Result<void> DiskTier::take_over(std::size_t index) {
   const BlockBuffer block(kSegmentHeaderBytes);
   while (true) {
     const std::filesystem::path path = segment_path(index, group.files.size());
-    const int file = open_file(path, O_RDWR);
-    if (file < 0) break;
-    const ssize_t count = ::pread(file, block.span().data(), block.span().size(), 0);
-    const auto header = read_segment_header(
-        block.span().first(static_cast<std::size_t>(std::max<ssize_t>(0, count))));
+    const int descriptor = open_file(path, O_RDWR);
+    if (descriptor < 0 && errno == ENOENT) break;
+    if (descriptor < 0) {
+      return make_error(ErrorCode::kUnavailable,
+                        "cannot open '{}': {}; make it readable or remove it", path.string(),
+                        reason(errno));
+    }
+    auto file = std::make_shared<SegmentFile>(descriptor);
+    const ssize_t count = ::pread(descriptor, block.span().data(), block.span().size(), 0);
+    if (count < 0) {
+      return make_error(ErrorCode::kUnavailable, "cannot read '{}': {}", path.string(),
+                        reason(errno));
+    }
+    const auto header = read_segment_header(block.span().first(static_cast<std::size_t>(count)));
     const bool is_ours = header.has_value() && header->layout == layout_ &&
                          header->payload_bytes == static_cast<std::uint64_t>(group.payload_bytes) &&
                          header->num_frames == static_cast<std::uint64_t>(group.frames_per_segment);
-    if (!is_ours) {
-      ::close(file);
-      break;
-    }
-    group.files.push_back(file);
+    if (!is_ours) break;
+    group.files.push_back(std::move(file));
   }
   remove_segments(index, group.files.size());
   group.slots.grow(static_cast<std::int32_t>(group.files.size()) * group.frames_per_segment);
@@ -192,7 +197,7 @@ void DiskTier::scan_segment(std::size_t index, std::size_t segment) {
     std::vector<IoRequest> requests;
     for (std::int32_t i = 0; i < count; ++i) {
       IoRequest request;
-      request.file = group.files[segment];
+      request.file = group.files[segment]->descriptor;
       request.offset =
           kSegmentHeaderBytes + static_cast<std::uint64_t>((first + i) * group.frame_bytes);
       request.buffer =
@@ -218,23 +223,25 @@ void DiskTier::note_found(Group& group, const Digest128& certificate, SlotId slo
   const auto before = group.found.find(certificate);
   if (before != group.found.end()) {
     if (before->second.sequence > sequence) return;
-    group.by_sequence.erase(before->second.sequence);
+    group.by_sequence.erase({before->second.sequence, certificate});
   }
   group.found[certificate] = {slot, sequence};
-  group.by_sequence[sequence] = certificate;
+  group.by_sequence.emplace(sequence, certificate);
 }
 
 void DiskTier::drop_found(Group& group, const Digest128& certificate) {
   const auto at = group.found.find(certificate);
-  group.by_sequence.erase(at->second.sequence);
+  group.by_sequence.erase({at->second.sequence, certificate});
   group.found.erase(at);
 }
 
-Result<int> DiskTier::make_segment(std::size_t index, std::size_t segment) {
+Result<std::shared_ptr<DiskTier::SegmentFile>> DiskTier::make_segment(std::size_t index,
+                                                                      std::size_t segment) {
   const Group& group = groups_[index];
   const std::filesystem::path path = segment_path(index, segment);
-  const int file = open_file(path, O_RDWR | O_CREAT | O_TRUNC);
-  if (file < 0) {
+  // Through the page cache: room is made by small writes where the file system knows no other way.
+  const int made = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (made < 0) {
     return make_error(ErrorCode::kUnavailable, "cannot make '{}': {}", path.string(),
                       reason(errno));
   }
@@ -242,13 +249,16 @@ Result<int> DiskTier::make_segment(std::size_t index, std::size_t segment) {
   write_segment_header({static_cast<std::uint64_t>(group.payload_bytes),
                         static_cast<std::uint64_t>(group.frames_per_segment), layout_},
                        block.span());
-  int error = ::posix_fallocate(file, 0, segment_file_bytes(group));
+  int error = ::posix_fallocate(made, 0, segment_file_bytes(group));
   if (error == 0) {
-    const ssize_t count = ::pwrite(file, block.span().data(), block.span().size(), 0);
+    const ssize_t count = ::pwrite(made, block.span().data(), block.span().size(), 0);
     if (count != static_cast<ssize_t>(block.span().size())) error = count < 0 ? errno : ENOSPC;
   }
-  if (error == 0) return file;
-  ::close(file);
+  if (error == 0 && ::fsync(made) != 0) error = errno;
+  ::close(made);
+  const int opened = error == 0 ? open_file(path, O_RDWR) : -1;
+  if (opened >= 0) return std::make_shared<SegmentFile>(opened);
+  if (error == 0) error = errno;
   ::unlink(path.c_str());
   return make_error(ErrorCode::kResourceExhausted, "no room for '{}' of {} bytes: {}",
                     path.string(), segment_file_bytes(group), reason(error));
@@ -258,7 +268,6 @@ void DiskTier::remove_segments(std::size_t index, std::size_t num_left) {
   Group& group = groups_[index];
   const std::scoped_lock lock(files_mutex_);
   while (group.files.size() > num_left) {
-    ::close(group.files.back());
     group.files.pop_back();
   }
   for (std::size_t segment = num_left; ::unlink(segment_path(index, segment).c_str()) == 0;) {
@@ -272,14 +281,14 @@ std::int32_t DiskTier::grow(std::size_t index, std::int32_t num_slots) {
     return static_cast<std::int32_t>(group.files.size()) * group.frames_per_segment;
   };
   while (slots_of() < num_slots) {
-    const Result<int> file = make_segment(index, group.files.size());
+    Result<std::shared_ptr<SegmentFile>> file = make_segment(index, group.files.size());
     if (!file.has_value()) {
       warn_once(Trouble::kSpace,
                 fmt::format("{}; the disk tier stays smaller than asked for", file.error().text()));
       break;
     }
     const std::scoped_lock lock(files_mutex_);
-    group.files.push_back(*file);
+    group.files.push_back(*std::move(file));
   }
   group.slots.grow(std::max(group.slots.capacity(), std::min(num_slots, slots_of())));
   return group.slots.capacity();
@@ -334,7 +343,12 @@ std::int32_t DiskTier::num_free(std::size_t index) const {
 
 std::optional<SlotGrant> DiskTier::allocate(std::size_t index) {
   Group& group = groups_[index];
-  if (auto grant = group.slots.allocate()) return grant;
+  while (auto grant = group.slots.allocate()) {
+    const std::scoped_lock lock(files_mutex_);
+    if (group.refused.erase(grant->slot) == 0) return grant;
+    // It was given back before its write had failed.
+    group.retired.insert(grant->slot);
+  }
   if (group.found.empty()) return std::nullopt;
   const Digest128 oldest = group.by_sequence.begin()->second;
   const SlotGrant grant{group.found.at(oldest).slot, {}};
@@ -363,31 +377,32 @@ std::optional<SlotId> DiskTier::adopt(std::size_t index, const Digest128& certif
   return slot;
 }
 
-IoRequest DiskTier::request_for(std::size_t index, const FrameTransfer& frame,
-                                IoRequest::Kind kind) const {
+std::shared_ptr<DiskTier::SegmentFile> DiskTier::file_of(std::size_t index, SlotId slot) const {
   const Group& group = groups_[index];
-  const std::int32_t segment = frame.slot.value() / group.frames_per_segment;
-  const std::int32_t number = frame.slot.value() % group.frames_per_segment;
-  IoRequest request;
-  request.kind = kind;
-  request.offset = kSegmentHeaderBytes + static_cast<std::uint64_t>(number * group.frame_bytes);
-  request.buffer = frame.frame;
+  const auto segment = static_cast<std::size_t>(slot.value() / group.frames_per_segment);
   const std::scoped_lock lock(files_mutex_);
-  request.file = group.files.at(static_cast<std::size_t>(segment));
-  return request;
+  return segment < group.files.size() ? group.files[segment] : nullptr;
 }
 
+// False when a deadline passed: what did not answer may still touch the memory.
 bool DiskTier::transfer(std::span<IoRequest> requests, const std::shared_ptr<void>& buffers) {
-  io_->transfer(requests, buffers, options_.timeout);
-  const bool is_complete = std::none_of(requests.begin(), requests.end(), is_timed_out);
-  if (!is_complete) {
-    ++counters_.timeouts;
-    warn_once(Trouble::kTimeout,
-              fmt::format("the disk of '{}' did not answer within {:.1f} s; its pages are misses",
-                          options_.directory.string(),
-                          std::chrono::duration<double>(options_.timeout).count()));
+  if (std::chrono::steady_clock::now() < stalled_until_) {
+    // Nothing is begun on a disk that does not answer, so nobody waits for each page in turn.
+    for (IoRequest& request : requests) {
+      request.status = IoStatus::kFailed;
+      request.error_number = ETIMEDOUT;
+    }
+    return true;
   }
-  return is_complete;
+  io_->transfer(requests, buffers, options_.timeout);
+  if (std::none_of(requests.begin(), requests.end(), is_timed_out)) return true;
+  stalled_until_ = std::chrono::steady_clock::now() + options_.pause_after_timeout;
+  ++counters_.timeouts;
+  warn_once(Trouble::kTimeout,
+            fmt::format("the disk of '{}' did not answer within {:.1f} s; its pages are misses",
+                        options_.directory.string(),
+                        std::chrono::duration<double>(options_.timeout).count()));
+  return false;
 }
 
 void DiskTier::seal(std::size_t index, std::span<FrameTransfer> frames) {
@@ -428,16 +443,33 @@ std::vector<DiskTier::Piece> DiskTier::pieces_of(std::span<const IoRequest> requ
 }
 
 // One request per frame, as it ended. Where a piece that joins several frames does not succeed,
-// each of them is tried by itself, so that no frame fails for its neighbour.
-std::vector<IoRequest> DiskTier::transfer_frames(std::size_t index, std::span<FrameTransfer> frames,
-                                                 IoRequest::Kind kind,
-                                                 const std::shared_ptr<void>& buffers) {
-  std::vector<IoRequest> requests;
-  for (const FrameTransfer& frame : frames) requests.push_back(request_for(index, frame, kind));
+// each of them is tried by itself, so that no frame fails for its neighbour. False when a deadline
+// passed.
+bool DiskTier::transfer_frames(std::size_t index, std::span<FrameTransfer> frames,
+                               IoRequest::Kind kind, const std::shared_ptr<void>& buffers,
+                               std::vector<IoRequest>& requests) {
+  const Group& group = groups_[index];
+  // What late requests keep alive: the frames' memory and the files.
+  const auto owner = std::make_shared<
+      std::pair<std::shared_ptr<void>, std::vector<std::shared_ptr<SegmentFile>>>>();
+  owner->first = buffers;
+  for (const FrameTransfer& frame : frames) {
+    const std::shared_ptr<SegmentFile> file = file_of(index, frame.slot);
+    SLACKWATER_CHECK(file != nullptr, "slot {} has no file", frame.slot.value());
+    if (owner->second.empty() || owner->second.back() != file) owner->second.push_back(file);
+    IoRequest request;
+    request.kind = kind;
+    request.file = file->descriptor;
+    request.offset = kSegmentHeaderBytes +
+                     static_cast<std::uint64_t>(frame.slot.value() % group.frames_per_segment *
+                                                group.frame_bytes);
+    request.buffer = frame.frame;
+    requests.push_back(request);
+  }
   const std::vector<Piece> pieces = pieces_of(requests);
   std::vector<IoRequest> transfers;
   for (const Piece& piece : pieces) transfers.push_back(piece.request);
-  transfer(transfers, buffers);
+  bool is_complete = transfer(transfers, owner);
 
   for (IoRequest& request : requests) request.status = IoStatus::kDone;
   std::vector<std::size_t> again;
@@ -446,32 +478,41 @@ std::vector<IoRequest> DiskTier::transfer_frames(std::size_t index, std::span<Fr
     if (status == IoStatus::kDone) continue;
     const bool is_joined = pieces[p].end - pieces[p].first > 1;
     for (std::size_t i = pieces[p].first; i < pieces[p].end; ++i) {
+      // A time-out of one piece is the last word on its frame.
+      if (requests[i].status == IoStatus::kTimedOut) continue;
       requests[i].status = status;
       requests[i].error_number = transfers[p].error_number;
       if (is_joined && status != IoStatus::kTimedOut) again.push_back(i);
     }
   }
-  if (again.empty()) return requests;
+  if (again.empty()) return is_complete;
   transfers.clear();
   for (const std::size_t i : again) transfers.push_back(requests[i]);
-  transfer(transfers, buffers);
+  is_complete = transfer(transfers, owner) && is_complete;
   for (std::size_t i = 0; i < again.size(); ++i) requests[again[i]] = transfers[i];
-  return requests;
+  return is_complete;
 }
 
 bool DiskTier::write(std::size_t index, std::span<FrameTransfer> frames,
                      const std::shared_ptr<void>& buffers) {
-  const auto requests = transfer_frames(index, frames, IoRequest::Kind::kWrite, buffers);
+  std::vector<IoRequest> requests;
+  const bool is_complete =
+      transfer_frames(index, frames, IoRequest::Kind::kWrite, buffers, requests);
   for (std::size_t i = 0; i < frames.size(); ++i) note_write(index, requests[i], frames[i]);
-  return std::none_of(requests.begin(), requests.end(), is_timed_out);
+  return is_complete;
 }
 
 void DiskTier::note_write(std::size_t index, const IoRequest& request, FrameTransfer& frame) {
   frame.is_done = request.status == IoStatus::kDone;
   {
     const std::scoped_lock lock(files_mutex_);
-    groups_[index].damaged.erase(frame.slot);
-    if (!frame.is_done) groups_[index].refused.insert(frame.slot);
+    Group& group = groups_[index];
+    group.damaged.erase(frame.slot);
+    if (frame.is_done) {
+      group.refused.erase(frame.slot);
+    } else {
+      group.refused.insert(frame.slot);
+    }
   }
   if (frame.is_done) {
     ++counters_.frames_written;
@@ -488,9 +529,15 @@ void DiskTier::note_write(std::size_t index, const IoRequest& request, FrameTran
 
 bool DiskTier::read(std::size_t index, std::span<FrameTransfer> frames,
                     const std::shared_ptr<void>& buffers) {
-  const auto requests = transfer_frames(index, frames, IoRequest::Kind::kRead, buffers);
+  std::vector<IoRequest> requests;
+  const bool is_complete =
+      transfer_frames(index, frames, IoRequest::Kind::kRead, buffers, requests);
   for (std::size_t i = 0; i < frames.size(); ++i) note_read(requests[i], frames[i]);
-  return std::none_of(requests.begin(), requests.end(), is_timed_out);
+  return is_complete;
+}
+
+void DiskTier::note_missed(std::size_t num_frames) {
+  counters_.read_failures += static_cast<std::int64_t>(num_frames);
 }
 
 // A read that fails is a miss; the page may be good, only this answer is missing. A file that ends
@@ -526,6 +573,14 @@ void DiskTier::check_frame_of(std::size_t index, FrameTransfer& frame) {
     header = make_error(ErrorCode::kDataLoss, "the page belongs to {}, not to {}",
                         to_hex(header->certificate), to_hex(frame.page.certificate));
   }
+  if (header.has_value() &&
+      (header->position != frame.page.position || header->generation != frame.page.generation ||
+       header->layer_group != frame.page.layer_group)) {
+    header = make_error(ErrorCode::kDataLoss,
+                        "position {}, generation {} and layer group {} instead of {}, {} and {}",
+                        header->position, header->generation, header->layer_group,
+                        frame.page.position, frame.page.generation, frame.page.layer_group);
+  }
   frame.is_done = header.has_value();
   if (frame.is_done) {
     ++counters_.frames_read;
@@ -541,16 +596,22 @@ void DiskTier::check_frame_of(std::size_t index, FrameTransfer& frame) {
 }
 
 // Makes damaged frames that nobody has written again hold no page, so that no later process finds
-// them. At the end, when no transfer is under way.
+// them. At the end, when no transfer is under way; as far as the disk answers.
 void DiskTier::erase_damaged() {
   const BlockBuffer zeroes(kFrameHeaderBytes);
   for (std::size_t index = 0; index < groups_.size(); ++index) {
-    for (const SlotId slot : groups_[index].damaged) {
-      FrameTransfer frame;
-      frame.slot = slot;
-      frame.frame = zeroes.span();
-      std::array<IoRequest, 1> request = {request_for(index, frame, IoRequest::Kind::kWrite)};
-      transfer(request, zeroes.owner());
+    const Group& group = groups_[index];
+    for (const SlotId slot : group.damaged) {
+      const std::shared_ptr<SegmentFile> file = file_of(index, slot);
+      if (file == nullptr) continue;
+      IoRequest request;
+      request.kind = IoRequest::Kind::kWrite;
+      request.file = file->descriptor;
+      request.offset =
+          kSegmentHeaderBytes +
+          static_cast<std::uint64_t>(slot.value() % group.frames_per_segment * group.frame_bytes);
+      request.buffer = zeroes.span();
+      if (!transfer(std::span(&request, 1), zeroes.owner())) return;
     }
   }
 }
@@ -561,7 +622,7 @@ void DiskTier::warn_once(Trouble trouble, const std::string& text) {
   if (options_.warn) {
     options_.warn(text);
   } else {
-    spdlog::warn("{}", text);
+    log_warning(text);
   }
 }
 
@@ -579,8 +640,13 @@ DiskTierStats DiskTier::stats() const {
 }
 
 void DiskTier::check_invariants() const {
+  const std::scoped_lock lock(files_mutex_);
   for (const Group& group : groups_) {
     group.slots.check_invariants();
+    for (const SlotId slot : group.retired) {
+      SLACKWATER_CHECK(group.slots.is_occupied(slot), "I4: slot {} is retired and free",
+                       slot.value());
+    }
     SLACKWATER_CHECK(group.found.size() == group.by_sequence.size(), "I2: {} found, {} in order",
                      group.found.size(), group.by_sequence.size());
     for (const auto& [certificate, found] : group.found) {

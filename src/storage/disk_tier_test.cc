@@ -59,6 +59,7 @@ class DiskTierTest : public testing::Test {
     options.segment_bytes =
         static_cast<std::int64_t>(kSegmentHeaderBytes + 3 * frame_bytes(kPayload));
     options.direct = false;
+    options.pause_after_timeout = pause_;
     options.warn = [this](std::string_view text) { warnings_.emplace_back(text); };
     return options;
   }
@@ -120,6 +121,7 @@ class DiskTierTest : public testing::Test {
 
   TemporaryDirectory directory_;
   std::function<DiskFault(const IoRequest&)> fault_;
+  Nanoseconds pause_{0};
   std::vector<std::string> warnings_;
 };
 
@@ -218,6 +220,93 @@ TEST_F(DiskTierTest, ATransientErrorIsAMissThatDeletesNothing) {
   EXPECT_EQ(tier->stats().read_failures, 2);
   EXPECT_EQ(tier->stats().timeouts, 1);
   EXPECT_THAT(warnings_, SizeIs(2));
+}
+
+TEST_F(DiskTierTest, ADiskThatDoesNotAnswerIsLeftAloneForAWhile) {
+  pause_ = std::chrono::hours(1);
+  const auto tier = open();
+  const SlotId slot = write(*tier, 1);
+  int num_requests = 0;
+  fault_ = [&](const IoRequest&) { return ++num_requests, DiskFault::kStall; };
+  for (int i = 0; i < 5; ++i) EXPECT_FALSE(read(*tier, slot, 1));
+  EXPECT_EQ(num_requests, 1) << "the others do not wait for it";
+  EXPECT_EQ(tier->stats().timeouts, 1);
+  EXPECT_EQ(tier->stats().read_failures, 5);
+}
+
+TEST_F(DiskTierTest, FramesOfEqualSequenceAreTwoPages) {
+  // A segment of a sister directory, with the same layout and sequences of its own.
+  {
+    const auto tier = open();
+    for (std::uint64_t key = 1; key <= 3; ++key) write(*tier, key);
+  }
+  const std::filesystem::path kept = directory_.path() / "kept";
+  std::filesystem::copy_file(segment(0), kept);
+  std::filesystem::remove_all(directory_.path() / "pages");
+  {
+    const auto tier = open();
+    for (std::uint64_t key = 11; key <= 16; ++key) write(*tier, key);
+  }
+  std::filesystem::copy_file(kept, segment(1), std::filesystem::copy_options::overwrite_existing);
+  const auto tier = open();
+  EXPECT_EQ(tier->stats().frames_found, 6);
+  tier->check_invariants();
+  for (std::uint64_t key = 21; key <= 26; ++key) write(*tier, key);
+  EXPECT_FALSE(tier->allocate(0).has_value());
+  tier->check_invariants();
+}
+
+TEST_F(DiskTierTest, ASlotGivenBackBeforeItsWriteFailedIsNotHandedOut) {
+  const auto tier = open(1);
+  fault_ = [](const IoRequest&) { return DiskFault::kError; };
+  const SlotId slot = tier->allocate(0)->slot;
+  tier->release(0, slot);
+  write_to(*tier, slot, 1, false);
+  EXPECT_FALSE(tier->allocate(0).has_value());
+  EXPECT_EQ(tier->stats().retired_frames, 1);
+  tier->check_invariants();
+}
+
+TEST_F(DiskTierTest, AFrameOfAnotherGenerationIsAMiss) {
+  const auto tier = open();
+  const SlotId slot = write(*tier, 1);
+  const Frames frames(1);
+  FrameTransfer transfer{slot, {{1, 0}, 64, 1, 0}, frames.frame(0)};
+  tier->read(0, std::span(&transfer, 1), frames.memory());
+  EXPECT_TRUE(transfer.is_done) << "the bytes are there";
+  tier->check(0, std::span(&transfer, 1));
+  EXPECT_FALSE(transfer.is_done);
+}
+
+// A large frame goes in pieces: a time-out of one is a time-out of all of it, whatever the others
+// say, because the memory is not ours yet.
+TEST_F(DiskTierTest, ATimeoutOfOnePieceIsTheLastWord) {
+  constexpr std::int64_t kLarge = 5 << 20;
+  const std::vector<std::int64_t> payloads = {kLarge};
+  DiskTierOptions large = options();
+  large.segment_bytes = 16 << 20;
+  int request = 0;
+  int stalled = -1;
+  auto tier = DiskTier::open(
+      large, kLayout, payloads,
+      std::make_unique<FaultDiskIo>(make_blocking_disk_io(), [&](std::int64_t, const IoRequest&) {
+        const int number = request++;
+        return number == stalled ? DiskFault::kStall
+               : stalled >= 0    ? DiskFault::kError
+                                 : DiskFault::kNone;
+      }));
+  ASSERT_TRUE(tier.has_value());
+  ASSERT_EQ((*tier)->grow(0, 1), 1);
+  const SlotId slot = (*tier)->allocate(0)->slot;
+  const auto bytes = static_cast<std::size_t>((*tier)->frame_size(0));
+  const std::shared_ptr<void> memory(std::aligned_alloc(512, bytes), std::free);
+  FrameTransfer frame{slot, {{1, 0}, 0, 0, 0}, {static_cast<std::byte*>(memory.get()), bytes}};
+  for (int piece = 0; piece < 5; ++piece) {
+    request = 0;
+    stalled = piece;
+    EXPECT_FALSE((*tier)->read(0, std::span(&frame, 1), memory)) << "piece " << piece;
+    EXPECT_FALSE(frame.is_done);
+  }
 }
 
 TEST_F(DiskTierTest, PagesOfAnotherLayoutOrSizeAreRemoved) {

@@ -1,5 +1,7 @@
 #include "slackwater/storage/pool_group.h"
 
+#include <cstring>
+
 #include "slackwater/base/check.h"
 #include "slackwater/base/mutant.h"
 #include "slackwater/base/numeric.h"
@@ -60,6 +62,14 @@ PageTable PoolGroup::view(const BufferPlacement& buffer, std::int32_t tokens_per
   table.num_slots = num_slots();
   table.tokens_per_block = tokens_per_block;
   return table;
+}
+
+void PoolGroup::poison([[maybe_unused]] SlotId slot) const {
+#if defined(SLACKWATER_DCHECKS)
+  for (std::size_t pool = 0; pool < arenas_.size(); ++pool) {
+    std::memset(address(pool, slot), 0xDD, static_cast<std::size_t>(options_.slot_bytes[pool]));
+  }
+#endif
 }
 
 Result<void> PoolGroup::resize_arenas(std::int32_t num_slots) {

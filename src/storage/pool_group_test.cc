@@ -157,6 +157,19 @@ TEST_F(PoolGroupTest, AGrowthThatOnePoolCannotHaveChangesNone) {
   group->check_invariants();
 }
 
+#if defined(SLACKWATER_DCHECKS)
+TEST_F(PoolGroupTest, AReleasedSlotIsPoisoned) {
+  const auto group = make({64, 128});
+  ASSERT_TRUE(group->grow(2).has_value());
+  const SlotId slot = group->allocate()->slot;
+  std::memset(group->address(1, slot), 1, 128);
+  group->release(slot);
+  for (const std::size_t pool : {0u, 1u}) {
+    EXPECT_EQ(*group->address(pool, slot), std::byte{0xDD});
+  }
+}
+#endif
+
 TEST_F(PoolGroupTest, RefusesImpossibleGroups) {
   const auto text_of = [&](SlotSizes sizes, std::int32_t max_slots) {
     PoolGroupOptions options;

@@ -29,23 +29,20 @@ std::optional<SlotGrant> SlotAllocator::allocate() {
   return std::nullopt;
 }
 
-void SlotAllocator::release(SlotId slot, const device::Event& last_use) {
-  SLACKWATER_CHECK(is_occupied(slot), "release of slot {}, which is not occupied; {} are of {}",
-                   slot.value(), num_occupied_, capacity_);
+bool SlotAllocator::release(SlotId slot, const device::Event& last_use) {
   note_use(slot, last_use);
   --num_occupied_;
-  if (slot.value() < issue_end()) {
-    add_free(slot.value());
-    return;
-  }
+  if (slot.value() < issue_end()) return add_free(slot.value());
   entry(slot.value()).state = State::kOverflow;
   --num_occupied_past_end_;
   ++num_overflow_;
+  return entry(slot.value()).last_use.is_done();
 }
 
 void SlotAllocator::note_use(SlotId slot, const device::Event& event) {
-  SLACKWATER_CHECK(is_occupied(slot), "use of slot {}, which is not occupied; {} are of {}",
-                   slot.value(), num_occupied_, capacity_);
+  SLACKWATER_CHECK(is_occupied(slot),
+                   "use or release of slot {}, which is not occupied; {} are of {}", slot.value(),
+                   num_occupied_, capacity_);
   device::Event& last_use = entry(slot.value()).last_use;
   if (last_use.is_null()) {
     last_use = event;
@@ -167,14 +164,17 @@ void SlotAllocator::note_finished() {
   }
 }
 
-// Queues a slot that belongs to no list, by what has become of its last use.
-void SlotAllocator::add_free(std::int32_t slot) {
-  if (entry(slot).last_use.is_done() || SLACKWATER_MUTANT(slot_forgets_last_use)) {
+// Queues a slot that belongs to no list, by what has become of its last use; true when that is
+// over.
+bool SlotAllocator::add_free(std::int32_t slot) {
+  const bool is_over = entry(slot).last_use.is_done() || SLACKWATER_MUTANT(slot_forgets_last_use);
+  if (is_over) {
     entry(slot).last_use = {};
     push(ready_, slot, State::kReady);
   } else {
     push(pending_, slot, State::kPending);
   }
+  return is_over;
 }
 
 SlotGrant SlotAllocator::take_first(Queue& queue) {

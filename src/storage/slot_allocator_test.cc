@@ -42,8 +42,8 @@ TEST(SlotAllocator, HandsOutFreshSlotsInAscendingOrder) {
 TEST(SlotAllocator, PrefersTheReadySlotThatWasReleasedFirst) {
   SlotAllocator slots(5);
   for (int i = 0; i < 4; ++i) take(slots);
-  slots.release(SlotId(2));
-  slots.release(SlotId(0));
+  EXPECT_TRUE(slots.release(SlotId(2)));
+  EXPECT_TRUE(slots.release(SlotId(0)));
   EXPECT_EQ(take_all(slots), (std::vector<std::int32_t>{2, 0, 4})) << "ready before fresh";
 }
 
@@ -52,7 +52,7 @@ TEST(SlotAllocator, TakesAPendingSlotOnlyWhenNothingElseIsLeft) {
   take(slots);
   take(slots);
   EventSource last_use = make_source();
-  slots.release(SlotId(0), last_use.event());
+  EXPECT_FALSE(slots.release(SlotId(0), last_use.event()));
   EXPECT_EQ(take(slots), 2) << "fresh before pending";
   const auto grant = slots.allocate();
   ASSERT_TRUE(grant.has_value());

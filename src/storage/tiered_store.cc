@@ -4,10 +4,13 @@
 #include <map>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "slackwater/base/check.h"
 #include "slackwater/base/mutant.h"
 #include "slackwater/base/numeric.h"
 #include "storage/disk_page.h"
+#include "storage/log.h"
 #include "storage/staging.h"
 
 namespace slackwater::storage {
@@ -42,7 +45,7 @@ Result<std::unique_ptr<TieredStore>> TieredStore::create(device::Device& device,
 TieredStore::TieredStore(device::Device& device) : device_(device) {}
 
 TieredStore::~TieredStore() {
-  if (disk_stream_ != nullptr && copies_ != nullptr) synchronize();
+  if (disk_stream_ != nullptr) synchronize();
 }
 
 Result<void> TieredStore::configure(TieredStoreOptions& options) {
@@ -68,7 +71,8 @@ Result<void> TieredStore::configure(TieredStoreOptions& options) {
     SLACKWATER_RETURN_IF_ERROR(tier == Tier::kDisk ? make_disk(options) : make_pools(tier));
     SLACKWATER_RETURN_IF_ERROR(resize(tier, state.quota, ratios()));
   }
-  SLACKWATER_ASSIGN_OR_RETURN(copies_, CopyEngine::create(device_, options.copy_threads));
+  SLACKWATER_ASSIGN_OR_RETURN(copies_, CopyEngine::create(device_, "copy", options.copy_threads));
+  SLACKWATER_ASSIGN_OR_RETURN(staging_copies_, CopyEngine::create(device_, "staging", 1));
   SLACKWATER_ASSIGN_OR_RETURN(disk_stream_, device_.make_stream("disk"));
   return {};
 }
@@ -140,6 +144,9 @@ Result<void> TieredStore::make_disk(TieredStoreOptions& options) {
     part = std::max(part, static_cast<std::size_t>(disk_->frame_size(g)));
   }
   SLACKWATER_ASSIGN_OR_RETURN(staging_, Staging::create(device_, kStagingParts, part));
+  log_info(fmt::format("disk tier in '{}': {}, by {}", options.disk.directory.string(),
+                       options.disk.direct ? "direct where it can be" : "through the page cache",
+                       disk_->io_name()));
   return {};
 }
 
@@ -283,6 +290,7 @@ void TieredStore::note_write(PageId id, const device::Event& event) {
   note_slot_use(page, event);
   const std::array<device::Event, 2> both = {page.ready, event};
   page.ready = device::merge(both);
+  page.certificate = {};
 }
 
 void TieredStore::note_read(PageId id, const device::Event& event) {
@@ -326,11 +334,17 @@ std::optional<PageId> TieredStore::adopt(const Certificate& certificate) {
   return id;
 }
 
+const TieredStore::LayerGroup& TieredStore::layers_of(LayerGroupId group) const {
+  SLACKWATER_CHECK(0 <= group.value() && group.value() < std::ssize(layer_groups_),
+                   "layer group {} of {}", group.value(), layer_groups_.size());
+  return layer_groups_[index_of(group)];
+}
+
 PageTable TieredStore::view(LayerGroupId group, std::size_t buffer,
                             std::int32_t tokens_per_block) const {
-  const LayerGroup& layers = layer_groups_.at(index_of(group));
-  return tiers_[index_of(Tier::kDevice)].pools[layers.hot]->view(
-      layers.spec.layout.buffers.at(buffer), tokens_per_block);
+  const LayerGroup& layers = layers_of(group);
+  return tiers_[index_of(Tier::kDevice)].pools[layers.hot]->view(layers.spec.layout.buffers[buffer],
+                                                                 tokens_per_block);
 }
 
 std::span<std::byte> TieredStore::bytes(PageId id, std::size_t pool) const {
@@ -342,7 +356,7 @@ std::span<std::byte> TieredStore::bytes(PageId id, std::size_t pool) const {
 
 PoolStats TieredStore::pool_stats(Tier tier, LayerGroupId group) const {
   if (!has_tier(tier)) return {};
-  const LayerGroup& layers = layer_groups_.at(index_of(group));
+  const LayerGroup& layers = layers_of(group);
   const std::size_t g = tier == Tier::kDevice ? layers.hot : layers.cold;
   PoolStats stats;
   stats.num_slots = num_slots(tier, g);
@@ -369,14 +383,13 @@ TieredStoreStats TieredStore::stats() const {
 }
 
 std::int64_t TieredStore::cold_page_bytes(LayerGroupId group) const {
-  return layer_groups_.at(index_of(group)).cold_bytes;
+  return layers_of(group).cold_bytes;
 }
 
 void TieredStore::synchronize() {
-  // A read from disk queues copies behind it, and a write to disk comes behind copies.
   copies_->synchronize();
+  staging_copies_->synchronize();
   disk_stream_->synchronize();
-  copies_->synchronize();
 }
 
 Result<TieredStore::HostReservation> TieredStore::reserve_host(LayerGroupId group,
@@ -386,7 +399,7 @@ Result<TieredStore::HostReservation> TieredStore::reserve_host(LayerGroupId grou
     return make_error(ErrorCode::kFailedPrecondition,
                       "there is no host tier to reserve {} pages in", num_pages);
   }
-  const LayerGroup& layers = layer_groups_.at(index_of(group));
+  const LayerGroup& layers = layers_of(group);
   const std::int32_t usable = num_usable(Tier::kHost, layers.cold);
   if (num_pages > usable) {
     return make_error(ErrorCode::kResourceExhausted,

@@ -65,6 +65,8 @@ struct BenchStore {
     store = *std::move(made);
     pages.resize(static_cast<std::size_t>(num_pages));
     static_cast<void>(store->allocate(kPages, pages));
+    for (const PageId page : pages)
+      store->certify(page, {PrefixOwner{{page.index, 1}}, 0, kPages, 0});
   }
   ~BenchStore() {
     store.reset();

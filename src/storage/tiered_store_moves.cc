@@ -49,7 +49,9 @@ struct TieredStore::DiskJob {
       places.push_back(i);
     }
     if (good.empty()) return;
-    if (!transfer(std::span(good))) memory->is_given_up = true;
+    if (!transfer(std::span(good)) && !SLACKWATER_MUTANT(staging_not_given_up)) {
+      memory->is_given_up = true;
+    }
     for (std::size_t i = 0; i < good.size(); ++i) frames[places[i]].is_done = good[i].is_done;
   }
 
@@ -101,6 +103,11 @@ Result<std::vector<std::uint32_t>> TieredStore::plan_migration(std::span<const P
                         to_string(page.tier));
     }
     if (page.tier == to) continue;
+    if (to == Tier::kDisk && page.certificate == Digest128()) {
+      return make_error(
+          ErrorCode::kFailedPrecondition,
+          "page {} goes to disk without a certificate; certify it after it is written", id.index);
+    }
     needs_staging |= to == Tier::kDisk || page.tier == Tier::kDisk;
     plan.push_back(id.index);
   }
@@ -271,10 +278,10 @@ void TieredStore::move_to_disk(const Batch& batch, std::span<const SlotGrant> gr
     }
     const std::array<Event, 1> before = {part.ready()};
     const std::array<Event, 1> sources = {batch.ready};
-    const Event encoded = copies_->submit(before, sources, pairs, copy);
+    const Event encoded = staging_copies_->submit(before, sources, pairs, copy);
     std::fill(job->sources.begin(), job->sources.end(), encoded);
     // Sealed beside the copies, so that the disk's thread has nothing to do but transfers.
-    device::Stream& sealer = copies_->first_stream();
+    device::Stream& sealer = staging_copies_->first_stream();
     sealer.wait(encoded);
     sealer.run([disk = disk_.get(), job] {
       if (job->may_touch_memory()) disk->seal(job->cold_group, job->frames);
@@ -313,26 +320,28 @@ void TieredStore::move_from_disk(const Batch& batch, std::span<const SlotGrant> 
       return true;
     });
     const Event read = disk_stream_->record();
-    device::Stream& checker = copies_->first_stream();
+    device::Stream& checker = staging_copies_->first_stream();
     checker.wait(read);
     checker.run([disk = disk_.get(), job] {
       if (job->may_touch_memory()) {
         disk->check(job->cold_group, job->frames);
       } else {
         for (FrameTransfer& frame : job->frames) frame.is_done = false;
+        disk->note_missed(job->frames.size());
       }
       return true;
     });
 
-    std::vector<Event> before = {checker.record()};
+    const Event checked = checker.record();
+    std::vector<Event> before = {checked};
     std::vector<ColdPair> pairs;
     for (std::size_t i = 0; i < count; ++i) {
       const SlotGrant& grant = grants[first + i];
       if (!grant.ready.is_done()) before.push_back(grant.ready);
       pairs.push_back({grant.slot, job->frames[i].frame.data() + kFrameHeaderBytes});
     }
-    const Event copied = copies_->submit(before, {}, pairs, copy);
-    device::Stream& stream = copies_->first_stream();
+    const Event copied = staging_copies_->submit(before, {}, pairs, copy);
+    device::Stream& stream = staging_copies_->first_stream();
     stream.wait(copied);
     stream.run([job, copied] {
       job->complete(copied.status());
@@ -340,7 +349,7 @@ void TieredStore::move_from_disk(const Batch& batch, std::span<const SlotGrant> 
     });
     part.done(stream.record());
     for (std::size_t i = 0; i < count; ++i) {
-      finish_move(batch.pages[first + i], read, to, grants[first + i].slot,
+      finish_move(batch.pages[first + i], checked, to, grants[first + i].slot,
                   job->results[i].event());
     }
   }

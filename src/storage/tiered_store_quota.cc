@@ -13,8 +13,11 @@ namespace {
 
 constexpr std::int64_t kMostSlots = std::numeric_limits<std::int32_t>::max();
 
+// Far beyond any disk, and far from where sums overflow.
+constexpr std::int64_t kMostDiskBytes = std::int64_t{1} << 60;
+
 std::int64_t saturating_add(std::int64_t a, std::int64_t b) {
-  return a > kMostSlots - std::min(b, kMostSlots) ? kMostSlots : a + b;
+  return std::min(kMostSlots, a + std::min(b, kMostSlots));
 }
 
 }  // namespace
@@ -96,10 +99,11 @@ Result<void> TieredStore::set_quota(Tier tier, std::int64_t bytes) {
                       "start or never",
                       bytes, to_string(tier), state.quota);
   }
-  if (tier != Tier::kDisk && bytes > state.max_bytes) {
+  const std::int64_t most = tier == Tier::kDisk ? kMostDiskBytes : state.max_bytes;
+  if (bytes > most) {
     return make_error(ErrorCode::kOutOfRange,
                       "a quota of {} bytes for the {} tier; the store was made for at most {}",
-                      bytes, to_string(tier), state.max_bytes);
+                      bytes, to_string(tier), most);
   }
   return resize(tier, bytes, ratios());
 }
@@ -154,6 +158,8 @@ Result<void> TieredStore::resize(Tier tier, std::int64_t asked, std::span<const 
 Result<void> TieredStore::resize_group(Tier tier, std::size_t group, std::int32_t num_slots) {
   const bool grows = num_slots > this->num_slots(tier, group);
   if (tier == Tier::kDisk) {
+    // Frames that move go over the staging memory.
+    if (!grows) SLACKWATER_RETURN_IF_ERROR(staging_->prepare());
     // A disk that has less than asked for makes a smaller tier, and has warned.
     if (grows) return static_cast<void>(disk_->grow(group, num_slots)), Result<void>();
     return disk_->shrink(group, num_slots, [this, group](SlotId from, const SlotGrant& to) {

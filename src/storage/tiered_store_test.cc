@@ -136,6 +136,21 @@ TEST_F(TieredStoreTest, ACertificateOfSomebodyElseFailsClosed) {
   EXPECT_EQ(t.store->stats().certificate_mismatches, 1);
 }
 
+TEST_F(TieredStoreTest, APageThatIsWrittenAgainIsCertifiedAgain) {
+  TestStore t = make();
+  const PageId page = t.written_pages(kState, 1)[0];
+  const Certificate before = t.certificate_of(page);
+  t.store->note_write(page, {});
+  EXPECT_FALSE(t.store->verify(page, before).has_value());
+  const auto refused = t.store->migrate(std::span(&page, 1), Tier::kDisk);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(refused.error().text(), HasSubstr("without a certificate"));
+  EXPECT_TRUE(t.store->migrate(std::span(&page, 1), Tier::kHost).has_value());
+  t.store->certify(page, before);
+  EXPECT_TRUE(t.store->migrate(std::span(&page, 1), Tier::kDisk).has_value());
+}
+
 TEST_F(TieredStoreTest, PagesOnDiskOutliveTheProcess) {
   Certificate certificate;
   {

@@ -111,6 +111,7 @@ class TestStore {
     failing_disk_ = index;
     disk_fault_ = fault;
   }
+  void set_late_delay(int num_transfers) { disk_->set_late_delay(num_transfers); }
   void fail_nothing() {
     failing_copy_ = failing_commit_ = failing_disk_ = -1;
     failing_offset_.reset();
@@ -161,14 +162,17 @@ class TestStore {
     store_options.disk.directory = directory / "pages";
     store_options.disk.segment_bytes = 20 << 10;
     store_options.disk.direct = false;
+    store_options.disk.pause_after_timeout = {};
     store_options.disk.warn = [](std::string_view) {};
-    store_options.disk_io = std::make_unique<FaultDiskIo>(
+    auto disk = std::make_unique<FaultDiskIo>(
         make_blocking_disk_io(), [this](std::int64_t index, const IoRequest& request) {
           num_disk_requests_ = index + 1;
           const bool touches = failing_offset_.has_value() && request.offset <= *failing_offset_ &&
                                *failing_offset_ < request.offset + request.buffer.size();
           return touches || index == failing_disk_ ? disk_fault_ : DiskFault::kNone;
         });
+    disk_ = disk.get();
+    store_options.disk_io = std::move(disk);
     compute_ = *device.make_stream("compute");
     auto made = TieredStore::create(device, std::move(store_options));
     EXPECT_TRUE(made.has_value()) << made.error().text();
@@ -194,6 +198,7 @@ class TestStore {
   std::optional<std::uint64_t> failing_offset_;
   DiskFault disk_fault_ = DiskFault::kNone;
   std::int64_t num_disk_requests_ = 0;
+  FaultDiskIo* disk_ = nullptr;  // the store's
   std::unique_ptr<device::Stream> compute_;
   std::map<std::uint32_t, Certificate> known_;  // by page index
   std::uint64_t last_key_ = 0;

@@ -52,6 +52,8 @@ class EventState {
 
   const std::string& waker() const { return waker_; }
 
+  // Whether it can only succeed.
+  virtual bool is_settled() const { return false; }
   // The events this one is merged from; empty for one that stands for itself.
   virtual std::span<const Event> parts() const { return {}; }
 
@@ -112,6 +114,7 @@ class Event {
  private:
   friend class EventSource;
   friend Event merge(std::span<const Event> events);
+  friend Event settled(const Event& event);
 
   void retain() const {
     if (state_ != nullptr) state_->references_.fetch_add(1, std::memory_order_relaxed);

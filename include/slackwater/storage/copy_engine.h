@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "slackwater/base/error.h"
@@ -29,7 +30,8 @@ namespace slackwater::storage {
 class CopyEngine {
  public:
   // `num_threads` is 1 or 2.
-  static Result<std::unique_ptr<CopyEngine>> create(device::Device& device, int num_threads);
+  static Result<std::unique_ptr<CopyEngine>> create(device::Device& device, const std::string& name,
+                                                    int num_threads);
 
   // Queues the work of a share of the pages on a stream.
   using Queue = std::function<void(device::Stream& stream, std::span<const ColdPair> pages)>;

@@ -2,6 +2,7 @@
 #define SLACKWATER_STORAGE_DISK_TIER_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -14,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "slackwater/base/clock.h"
@@ -28,7 +30,9 @@ struct DiskTierOptions {
   std::filesystem::path directory;                 // made if it is not there
   std::int64_t segment_bytes = 64 << 20;           // of one file
   Nanoseconds timeout = std::chrono::seconds(10);  // of one batch of transfers
-  bool direct = true;                              // past the page cache, where the file system can
+  // After a time-out the disk is left alone for so long; its pages are misses meanwhile.
+  Nanoseconds pause_after_timeout = std::chrono::seconds(10);
+  bool direct = true;  // past the page cache, where the file system can
   // Told once per kind of trouble, from any thread. Empty: a warning in the log.
   std::function<void(std::string_view)> warn;
 };
@@ -74,6 +78,7 @@ struct DiskTierStats {
 //   I2  slots of a group are those of its SlotAllocator; what was found at the start and nobody
 //       has asked for is given up, oldest first, before a group counts as full.
 //   I3  one process uses a directory at a time.
+//   I4  no slot that is handed out is one that the disk has refused to write to.
 // Ownership: owns the files while it lives; they stay behind.
 // Threads: write and read are called by one thread, seal and check by any, all else by another;
 // they may be the same.
@@ -128,6 +133,8 @@ class DiskTier {
              const std::shared_ptr<void>& buffers);
   bool read(std::size_t group, std::span<FrameTransfer> frames,
             const std::shared_ptr<void>& buffers);
+  // Frames that were not even tried count as misses too.
+  void note_missed(std::size_t num_frames);
   // All checks of frames that were read: is_done stays only where every one holds. On any thread.
   void check(std::size_t group, std::span<FrameTransfer> frames);
 
@@ -140,17 +147,26 @@ class DiskTier {
     SlotId slot;
     std::uint64_t sequence = 0;
   };
+  // An open file, for as long as a request may use it.
+  struct SegmentFile {
+    explicit SegmentFile(int opened) : descriptor(opened) {}
+    ~SegmentFile();
+    SegmentFile(const SegmentFile&) = delete;
+    SegmentFile& operator=(const SegmentFile&) = delete;
+
+    const int descriptor;
+  };
   struct Group {
     std::int64_t payload_bytes = 0;
     std::int64_t frame_bytes = 0;
     std::int32_t frames_per_segment = 0;
-    std::vector<int> files;  // [segments]
+    std::vector<std::shared_ptr<SegmentFile>> files;  // [segments]
     SlotAllocator slots;
-    std::map<Digest128, Found> found;                // of an earlier process, not yet asked for
-    std::map<std::uint64_t, Digest128> by_sequence;  // the keys of `found`, oldest first
-    std::set<SlotId> refused;                        // writes failed; under files_mutex_
-    std::set<SlotId> damaged;                        // hold no page any more; likewise
-    std::set<SlotId> retired;                        // released after that
+    std::map<Digest128, Found> found;  // of an earlier process, not yet asked for
+    std::set<std::pair<std::uint64_t, Digest128>> by_sequence;  // `found`, oldest first
+    std::set<SlotId> refused;                                   // writes failed; under files_mutex_
+    std::set<SlotId> damaged;                                   // hold no page any more; likewise
+    std::set<SlotId> retired;                                   // released after that
   };
   // One request, and the frames [first, end) of a transfer that it moves bytes of.
   struct Piece {
@@ -158,6 +174,7 @@ class DiskTier {
     std::size_t first = 0;
     std::size_t end = 0;
   };
+  using SteadyTime = std::chrono::steady_clock::time_point;
   enum class Trouble { kSpace, kWrite, kRead, kMismatch, kTimeout, kCount };
 
   DiskTier(DiskTierOptions options, const Digest128& layout, std::unique_ptr<DiskIo> io);
@@ -170,13 +187,12 @@ class DiskTier {
   std::filesystem::path segment_path(std::size_t group, std::size_t segment) const;
   std::int64_t segment_file_bytes(const Group& group) const;
   int open_file(const std::filesystem::path& path, int flags);
-  Result<int> make_segment(std::size_t group, std::size_t segment);
+  Result<std::shared_ptr<SegmentFile>> make_segment(std::size_t group, std::size_t segment);
   void remove_segments(std::size_t group, std::size_t num_left);
-  IoRequest request_for(std::size_t group, const FrameTransfer& frame, IoRequest::Kind kind) const;
+  std::shared_ptr<SegmentFile> file_of(std::size_t group, SlotId slot) const;
   static std::vector<Piece> pieces_of(std::span<const IoRequest> requests);
-  std::vector<IoRequest> transfer_frames(std::size_t group, std::span<FrameTransfer> frames,
-                                         IoRequest::Kind kind,
-                                         const std::shared_ptr<void>& buffers);
+  bool transfer_frames(std::size_t group, std::span<FrameTransfer> frames, IoRequest::Kind kind,
+                       const std::shared_ptr<void>& buffers, std::vector<IoRequest>& requests);
   bool transfer(std::span<IoRequest> requests, const std::shared_ptr<void>& buffers);
   void note_write(std::size_t group, const IoRequest& request, FrameTransfer& frame);
   void note_read(const IoRequest& request, FrameTransfer& frame);
@@ -193,6 +209,7 @@ class DiskTier {
   mutable std::mutex files_mutex_;  // Group::files, refused and damaged, which all threads look at
   std::atomic<std::uint64_t> next_sequence_{1};
   std::atomic<std::uint32_t> warned_{0};  // bit per Trouble
+  SteadyTime stalled_until_{};            // of the thread that transfers
 
   struct Counters {
     std::atomic<std::int64_t> frames_written{0};

@@ -44,7 +44,9 @@ class PoolGroup {
                                                    const PoolGroupOptions& options);
 
   std::optional<SlotGrant> allocate() { return slots_.allocate(); }
-  void release(SlotId slot, const device::Event& last_use = {}) { slots_.release(slot, last_use); }
+  void release(SlotId slot, const device::Event& last_use = {}) {
+    if (slots_.release(slot, last_use)) poison(slot);
+  }
   // Another use of an occupied slot, which whoever takes it after us has to wait for.
   void note_use(SlotId slot, const device::Event& event) { slots_.note_use(slot, event); }
 
@@ -79,6 +81,9 @@ class PoolGroup {
 
  private:
   PoolGroup(const PoolGroupOptions& options) : options_(options) {}
+  // Fills a free slot with 0xDD, in builds with DCHECKs: what is read without having been written
+  // shows.
+  void poison(SlotId slot) const;
   Result<void> resize_arenas(std::int32_t num_slots);
   std::size_t pool_bytes(std::size_t pool, std::int32_t num_slots) const;
 

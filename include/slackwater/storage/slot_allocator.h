@@ -54,8 +54,9 @@ class SlotAllocator {
   explicit SlotAllocator(std::int32_t capacity = 0);
 
   std::optional<SlotGrant> allocate();
-  // The slot is free once `last_use` and all noted uses are done, whatever their status.
-  void release(SlotId slot, const device::Event& last_use = {});
+  // The slot is free once `last_use` and all noted uses are done, whatever their status; true when
+  // that is so already.
+  bool release(SlotId slot, const device::Event& last_use = {});
 
   // One more use of an occupied slot, under way until `event` is done. Its release counts it too.
   void note_use(SlotId slot, const device::Event& event);
@@ -116,7 +117,7 @@ class SlotAllocator {
   void push(Queue& queue, std::int32_t slot, State state);
   void remove_after(Queue& queue, std::int32_t before);
   void note_finished();
-  void add_free(std::int32_t slot);
+  bool add_free(std::int32_t slot);
   SlotGrant take_first(Queue& queue);
   void set_aside(Queue& queue, std::int32_t end);
 

@@ -118,7 +118,8 @@ struct TieredStoreStats {
 //       that were found or retired.
 //   I2  reserved slots are free.
 //   I3  those of the pool groups and of the disk tier.
-//   I4  committed bytes of a tier never exceed its quota by more than the grains of its floors.
+//   I4  committed bytes of device and host never exceed their quotas, raised to whole grains and
+//       to what the floors cost. The disk's files are whole segments: up to one a group more.
 // Ownership: owns pools, files, streams and staging; the device outlives it. The destructor waits
 // for all that is queued.
 // Threads: one thread. Queued work runs on the device's streams.
@@ -141,7 +142,8 @@ class TieredStore {
   bool is_alive(PageId page) const;
   PageInfo info(PageId page) const;  // CHECK: the page lives
 
-  // Work that writes the page, or reads it, until `event` is done.
+  // Work that writes the page, or reads it, until `event` is done. What is written is certified
+  // anew: the certificate of before is gone.
   void note_write(PageId page, const device::Event& event);
   void note_read(PageId page, const device::Event& event);
 
@@ -151,7 +153,8 @@ class TieredStore {
   // lost; counted.
   Result<void> verify(PageId page, const Certificate& certificate);
 
-  // Moves pages, which keep their ids; those that are there already stay. All or none.
+  // Moves pages, which keep their ids; those that are there already stay. All or none. Only
+  // certified pages go to disk (kFailedPrecondition): a frame is known by its owner.
   Result<void> migrate(std::span<const PageId> pages, Tier to);
   // The same, into slots reserved before.
   class HostReservation;
@@ -166,7 +169,7 @@ class TieredStore {
   // Changes a tier's quota: pools that lose shrink first, then the others grow. Occupied slots
   // move out of the way. kResourceExhausted where more slots are occupied than would be left, or
   // reserved; nothing has changed then. Where memory to grow is refused, that error, and the tier
-  // has what it got.
+  // has what it got. Waits for the pages that move, and makes and removes files.
   Result<void> set_quota(Tier tier, std::int64_t bytes);
   // The same quotas with other shares, one per layer group, tier by tier.
   Result<void> set_ratios(std::span<const double> ratios);
@@ -230,6 +233,7 @@ class TieredStore {
   Result<void> resize_group(Tier tier, std::size_t group, std::int32_t num_slots);
   std::int32_t min_slots_left(Tier tier, std::size_t group) const;
 
+  const LayerGroup& layers_of(LayerGroupId group) const;
   std::size_t num_pool_groups(Tier tier) const;
   bool has_tier(Tier tier) const { return quota(tier) > 0; }
   std::size_t pool_group_of(Tier tier, const Page& page) const;
@@ -283,6 +287,7 @@ class TieredStore {
   // Last, so that queued work ends while all it touches is there.
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<CopyEngine> copies_;
+  std::unique_ptr<CopyEngine> staging_copies_;  // apart, so that a slow disk delays nobody else
   std::unique_ptr<device::Stream> disk_stream_;
 };
 
