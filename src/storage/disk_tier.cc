@@ -338,7 +338,11 @@ Result<void> DiskTier::shrink(std::size_t index, std::int32_t num_slots, const M
 
 std::int32_t DiskTier::num_free(std::size_t index) const {
   const Group& group = groups_[index];
-  return group.slots.num_free() + static_cast<std::int32_t>(group.found.size());
+  const std::scoped_lock lock(files_mutex_);
+  const auto refused = std::count_if(group.refused.begin(), group.refused.end(),
+                                     [&](SlotId slot) { return !group.slots.is_occupied(slot); });
+  return group.slots.num_free() + static_cast<std::int32_t>(group.found.size()) -
+         static_cast<std::int32_t>(refused);
 }
 
 std::optional<SlotGrant> DiskTier::allocate(std::size_t index) {
@@ -354,6 +358,12 @@ std::optional<SlotGrant> DiskTier::allocate(std::size_t index) {
   const SlotGrant grant{group.found.at(oldest).slot, {}};
   drop_found(group, oldest);
   return grant;
+}
+
+SlotGrant DiskTier::take_retired(std::size_t index) {
+  std::set<SlotId>& retired = groups_[index].retired;
+  SLACKWATER_CHECK(!retired.empty(), "no slot of group {} is out of service", index);
+  return {retired.extract(retired.begin()).value(), {}};
 }
 
 void DiskTier::release(std::size_t index, SlotId slot, const device::Event& last_use) {

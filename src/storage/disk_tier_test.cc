@@ -262,8 +262,10 @@ TEST_F(DiskTierTest, ASlotGivenBackBeforeItsWriteFailedIsNotHandedOut) {
   const SlotId slot = tier->allocate(0)->slot;
   tier->release(0, slot);
   write_to(*tier, slot, 1, false);
+  EXPECT_EQ(tier->num_free(0), 0) << "it is not promised";
   EXPECT_FALSE(tier->allocate(0).has_value());
   EXPECT_EQ(tier->stats().retired_frames, 1);
+  EXPECT_EQ(tier->take_retired(0).slot, slot) << "nor refused to whom it was promised before";
   tier->check_invariants();
 }
 

@@ -43,10 +43,11 @@ void SlotAllocator::note_use(SlotId slot, const device::Event& event) {
   SLACKWATER_CHECK(is_occupied(slot),
                    "use or release of slot {}, which is not occupied; {} are of {}", slot.value(),
                    num_occupied_, capacity_);
+  if (event.is_null()) return;
   device::Event& last_use = entry(slot.value()).last_use;
   if (last_use.is_null()) {
     last_use = event;
-  } else if (!event.is_null()) {
+  } else {
     const std::array<device::Event, 2> both = {last_use, event};
     last_use = device::merge(both);
   }

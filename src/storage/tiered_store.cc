@@ -174,9 +174,16 @@ std::int32_t TieredStore::num_usable(Tier tier, std::size_t group) const {
   return num_free(tier, group) - (tier == Tier::kHost ? reserved_[group] : 0);
 }
 
-std::optional<SlotGrant> TieredStore::take_slot(Tier tier, std::size_t group) {
-  return tier == Tier::kDisk ? disk_->allocate(group)
-                             : tiers_[index_of(tier)].pools[group]->allocate();
+// A slot that the plan has counted.
+SlotGrant TieredStore::take_slot(Tier tier, std::size_t group) {
+  if (tier == Tier::kDisk) {
+    const auto grant = disk_->allocate(group);
+    return grant.has_value() ? *grant : disk_->take_retired(group);
+  }
+  const auto grant = tiers_[index_of(tier)].pools[group]->allocate();
+  SLACKWATER_CHECK(grant.has_value(), "no slot is left in pool group {} of the {}", group,
+                   to_string(tier));
+  return *grant;
 }
 
 void TieredStore::give_slot(Tier tier, std::size_t group, SlotId slot,
@@ -202,7 +209,8 @@ void TieredStore::place(std::uint32_t index, Tier tier, SlotId slot) {
   ++num_pages_[index_of(tier)];
 }
 
-PageId TieredStore::new_page(LayerGroupId group, Tier tier, const SlotGrant& grant) {
+// A record for a page that has no slot yet.
+std::uint32_t TieredStore::new_record(LayerGroupId group) {
   std::uint32_t index = first_free_;
   if (index == kNoPage) {
     index = static_cast<std::uint32_t>(pages_.size());
@@ -214,11 +222,9 @@ PageId TieredStore::new_page(LayerGroupId group, Tier tier, const SlotGrant& gra
   page.certificate = {};
   page.position = 0;
   page.generation = 0;
-  page.ready = device::settled(grant.ready);
   page.layer_group = static_cast<std::uint16_t>(group.value());
   page.is_alive = true;
-  place(index, tier, grant.slot);
-  return {index, page.life};
+  return index;
 }
 
 Result<void> TieredStore::allocate(LayerGroupId group, std::span<PageId> pages) {
@@ -231,9 +237,18 @@ Result<void> TieredStore::allocate(LayerGroupId group, std::span<PageId> pages) 
                       "need {} pages of layer group '{}', {} of {} device slots are free",
                       pages.size(), layers.spec.name, free, num_slots(Tier::kDevice, layers.hot));
   }
-  for (PageId& page : pages) {
-    page = new_page(group, Tier::kDevice, *take_slot(Tier::kDevice, layers.hot));
+  PoolGroup& pools = *tiers_[index_of(Tier::kDevice)].pools[layers.hot];
+  for (PageId& id : pages) {
+    SlotGrant grant = *pools.allocate();
+    const std::uint32_t index = new_record(group);
+    Page& page = pages_[index];
+    if (!grant.ready.is_null()) page.ready = device::settled(grant.ready);
+    page.tier = Tier::kDevice;
+    page.slot = grant.slot;
+    pools.set_tag(grant.slot, static_cast<std::int32_t>(index));
+    id = {index, page.life};
   }
+  num_pages_[index_of(Tier::kDevice)] += std::ssize(pages);
   return {};
 }
 
@@ -326,12 +341,13 @@ std::optional<PageId> TieredStore::adopt(const Certificate& certificate) {
   const Digest128 digest = certificate.digest();
   const auto slot = disk_->adopt(layer_groups_[index_of(group)].cold, digest);
   if (!slot.has_value()) return std::nullopt;
-  const PageId id = new_page(group, Tier::kDisk, {*slot, {}});
-  Page& page = pages_[id.index];
+  const std::uint32_t index = new_record(group);
+  place(index, Tier::kDisk, *slot);
+  Page& page = pages_[index];
   page.certificate = digest;
   page.position = certificate.position;
   page.generation = certificate.generation;
-  return id;
+  return PageId{index, page.life};
 }
 
 const TieredStore::LayerGroup& TieredStore::layers_of(LayerGroupId group) const {

@@ -163,7 +163,7 @@ std::vector<TieredStore::Batch> TieredStore::make_batches(std::vector<std::uint3
 void TieredStore::move_batch(const Batch& batch, Tier to) {
   std::vector<SlotGrant> grants;
   for (const std::uint32_t index : batch.pages) {
-    grants.push_back(*take_slot(to, pool_group_of(to, pages_[index])));
+    grants.push_back(take_slot(to, pool_group_of(to, pages_[index])));
   }
   if (to == Tier::kDisk) {
     move_to_disk(batch, grants);

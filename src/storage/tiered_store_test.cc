@@ -57,6 +57,67 @@ TEST_F(TieredStoreTest, LayerGroupsWithEqualSlotsShareThem) {
   EXPECT_EQ(t.store->cold_page_bytes(kState), 1024 + 128) << "both pools, one after the other";
 }
 
+// Rounds every blob up, so that pages of different slots are blobs of one size, or gives pages of
+// equal slots blobs of different sizes.
+class PaddingCodec final : public ColdPageCodec {
+ public:
+  explicit PaddingCodec(std::vector<std::int64_t> bytes) : bytes_(std::move(bytes)) {}
+
+  std::string_view name() const override { return "padding"; }
+  Result<std::int64_t> cold_page_bytes(LayerGroupId group, const SlotSizes&) override {
+    return bytes_.at(static_cast<std::size_t>(group.value()));
+  }
+  void encode(device::Stream& stream, LayerGroupId group, const PoolGroup& pools,
+              std::span<const ColdPair> pages) override {
+    plain_->encode(stream, group, pools, pages);
+  }
+  void decode(device::Stream& stream, LayerGroupId group, const PoolGroup& pools,
+              std::span<const ColdPair> pages) override {
+    plain_->decode(stream, group, pools, pages);
+  }
+
+ private:
+  const std::vector<std::int64_t> bytes_;
+  const std::unique_ptr<ColdPageCodec> plain_ = make_concatenating_codec();
+};
+
+// kvcm_v2 7.1, cold_codec_merges_lifecycles_from_different_hot_pool_groups and
+// cold_codec_splits_lifecycles_from_one_hot_pool_group.
+TEST_F(TieredStoreTest, HotAndColdGroupingMayDiffer) {
+  for (const std::vector<std::int64_t>& blobs :
+       {std::vector<std::int64_t>{1152, 640, 1152}, std::vector<std::int64_t>{512, 1536, 1536}}) {
+    const TemporaryDirectory directory;
+    TestStoreOptions options;
+    options.codec = std::make_shared<PaddingCodec>(blobs);
+    TestStore t(directory.path(), options);
+    for (const LayerGroupId group : {kAttention, kWindow, kState}) {
+      EXPECT_EQ(t.store->cold_page_bytes(group), blobs[static_cast<std::size_t>(group.value())]);
+    }
+    // Groups 0 and 1 share slots on the device, and no longer elsewhere; one of them now shares
+    // blobs with group 2.
+    const LayerGroupId partner = blobs[0] == blobs[2] ? kAttention : kWindow;
+    const LayerGroupId loner = partner == kAttention ? kWindow : kAttention;
+    const auto free_on_host = [&](LayerGroupId group) {
+      return t.store->pool_stats(Tier::kHost, group).num_free;
+    };
+    const std::int32_t before = free_on_host(kState);
+    const std::int32_t before_loner = free_on_host(loner);
+    std::vector<PageId> pages;
+    for (const LayerGroupId group : {kAttention, kWindow, kState}) {
+      for (const PageId page : t.written_pages(group, 2)) pages.push_back(page);
+    }
+    ASSERT_TRUE(t.store->migrate(pages, Tier::kHost).has_value());
+    EXPECT_EQ(free_on_host(kState), before - 4);
+    EXPECT_EQ(free_on_host(partner), before - 4);
+    EXPECT_EQ(free_on_host(loner), before_loner - 2);
+    for (const Tier tier : {Tier::kDisk, Tier::kDevice}) {
+      ASSERT_TRUE(t.store->migrate(pages, tier).has_value());
+      t.store->audit();
+    }
+    for (const PageId page : pages) EXPECT_TRUE(t.holds_its_bytes(page));
+  }
+}
+
 TEST_F(TieredStoreTest, AllocatesAllPagesOrNone) {
   TestStore t = make();
   const PoolStats stats = t.store->pool_stats(Tier::kDevice, kState);

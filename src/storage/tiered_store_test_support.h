@@ -30,6 +30,7 @@ struct TestStoreOptions {
   std::int64_t host_bytes = 64 << 10;
   std::int64_t disk_bytes = 96 << 10;
   int copy_threads = 1;
+  std::shared_ptr<ColdPageCodec> codec = nullptr;  // concatenation
 };
 
 // A small store over a device and a disk that fail on request, and pages whose bytes the oracle
@@ -159,6 +160,7 @@ class TestStore {
     store_options.disk_grain_bytes = 4096;
     store_options.staging_bytes = 32 << 10;
     store_options.copy_threads = options.copy_threads;
+    store_options.codec = options.codec;
     store_options.disk.directory = directory / "pages";
     store_options.disk.segment_bytes = 20 << 10;
     store_options.disk.direct = false;

@@ -110,6 +110,9 @@ class DiskTier {
 
   std::int32_t num_free(std::size_t group) const;
   std::optional<SlotGrant> allocate(std::size_t group);
+  // A slot out of service, for a caller whom num_free() had promised one when the disk had not yet
+  // refused it. What is written there is most likely lost. CHECK: there is one.
+  SlotGrant take_retired(std::size_t group);
   // A slot that the disk has refused to write to stays out of service.
   void release(std::size_t group, SlotId slot, const device::Event& last_use = {});
   void set_tag(std::size_t group, SlotId slot, std::int32_t tag) {

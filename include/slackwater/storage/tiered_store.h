@@ -240,10 +240,10 @@ class TieredStore {
   std::int32_t num_slots(Tier tier, std::size_t group) const;
   std::int32_t num_free(Tier tier, std::size_t group) const;
   std::int32_t num_usable(Tier tier, std::size_t group) const;
-  std::optional<SlotGrant> take_slot(Tier tier, std::size_t group);
+  SlotGrant take_slot(Tier tier, std::size_t group);
   void give_slot(Tier tier, std::size_t group, SlotId slot, const device::Event& last_use);
   void note_slot_use(const Page& page, const device::Event& event);
-  PageId new_page(LayerGroupId group, Tier tier, const SlotGrant& grant);
+  std::uint32_t new_record(LayerGroupId group);
   void place(std::uint32_t index, Tier tier, SlotId slot);
   Page& live(PageId page);
   const Page& live(PageId page) const;
