@@ -64,10 +64,10 @@ TEST(SimDevice, ACopyIsSeenTornWithoutAWait) {
   int torn = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     SimDevice device({.seed = seed});
-    const auto writer = *device.make_stream("writer");
-    const auto reader = *device.make_stream("reader");
     const std::vector<std::byte> source(kBytes, std::byte{1});
     std::vector<std::byte> buffer(kBytes, std::byte{0});
+    const auto writer = *device.make_stream("writer");
+    const auto reader = *device.make_stream("reader");
     writer->copy({kBytes, {{buffer.data(), source.data()}}});
     reader->run([&] {
       const auto ones = std::count(buffer.begin(), buffer.end(), std::byte{1});
