@@ -143,6 +143,14 @@ class ThreadedDiskIo final : public DiskIo {
   std::vector<std::thread> threads_;
 };
 
+// Owners of memory that the kernel may write to until the process ends.
+void keep_for_ever(std::shared_ptr<void> owner) {
+  static std::mutex mutex;
+  static auto* const owners = new std::vector<std::shared_ptr<void>>();
+  const std::scoped_lock lock(mutex);
+  owners->push_back(std::move(owner));
+}
+
 // One ring. A request is in it until its answer is reaped, in its own transfer or, late, in
 // another.
 class UringDiskIo final : public DiskIo {
@@ -158,9 +166,9 @@ class UringDiskIo final : public DiskIo {
 
   ~UringDiskIo() override {
     if (!has_ring_) return;
-    // Buffers of requests that never ended stay allocated: the kernel may still write to them.
+    // Buffers of requests that never ended stay: the kernel may still write to them.
     for (Flight& flight : flights_) {
-      if (flight.is_used) static_cast<void>(new std::shared_ptr<void>(flight.buffers));
+      if (flight.is_used) keep_for_ever(std::move(flight.buffers));
     }
     ::io_uring_queue_exit(&ring_);
   }
