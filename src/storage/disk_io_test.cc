@@ -37,6 +37,20 @@ std::vector<Way> ways() {
            }}};
 }
 
+// An open file. Requests that outlive their deadline own it together with their memory.
+struct OpenFile {
+  explicit OpenFile(int opened) : descriptor(opened) {}
+  ~OpenFile() { ::close(descriptor); }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  const int descriptor;
+};
+struct OwnedMemory {
+  std::vector<std::byte> bytes;
+  std::shared_ptr<OpenFile> file;
+};
+
 class DiskIoThreads : public testing::TestWithParam<Way> {
  protected:
   void SetUp() override {
@@ -44,9 +58,7 @@ class DiskIoThreads : public testing::TestWithParam<Way> {
     if (io_ == nullptr) GTEST_SKIP() << "this kernel or sandbox has no io_uring";
     file_ = ::open((directory_.path() / "file").c_str(), O_RDWR | O_CREAT, 0600);
     ASSERT_GE(file_, 0);
-  }
-  void TearDown() override {
-    if (file_ >= 0) ::close(file_);
+    owner_ = std::make_shared<OpenFile>(file_);
   }
 
   IoRequest request(IoRequest::Kind kind, std::uint64_t offset, std::span<std::byte> buffer) const {
@@ -61,6 +73,7 @@ class DiskIoThreads : public testing::TestWithParam<Way> {
   TemporaryDirectory directory_;
   std::unique_ptr<DiskIo> io_;
   int file_ = -1;
+  std::shared_ptr<OpenFile> owner_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Ways, DiskIoThreads, testing::ValuesIn(ways()),
@@ -128,11 +141,12 @@ TEST_P(DiskIoThreads, NothingToDoIsDone) {
 TEST_P(DiskIoThreads, ADeadlineIsKeptAndLateAnswersHurtNobody) {
   constexpr std::size_t kBytes = 1 << 20;
   for (int round = 0; round < 20; ++round) {
-    auto memory = std::make_shared<std::vector<std::byte>>(4 * kBytes);
+    auto memory =
+        std::make_shared<OwnedMemory>(OwnedMemory{std::vector<std::byte>(4 * kBytes), owner_});
     std::vector<IoRequest> requests;
     for (std::size_t i = 0; i < 4; ++i) {
       requests.push_back(request(IoRequest::Kind::kWrite, i * kBytes,
-                                 std::span(*memory).subspan(i * kBytes, kBytes)));
+                                 std::span(memory->bytes).subspan(i * kBytes, kBytes)));
     }
     io_->transfer(requests, memory, std::chrono::nanoseconds(round * 20'000));
     for (const IoRequest& done : requests) {
