@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <optional>
+#include <utility>
 
 #include "slackwater/base/check.h"
 
@@ -69,8 +69,8 @@ class Sharing {
         limit(g);
       }
     }
-    std::stable_sort(unlimited_.begin(), unlimited_.end(), [&](std::size_t a, std::size_t b) {
-      return groups[a].ratio < groups[b].ratio;
+    std::sort(unlimited_.begin(), unlimited_.end(), [&](std::size_t a, std::size_t b) {
+      return std::pair(groups[a].ratio, a) < std::pair(groups[b].ratio, b);
     });
     open_all();
   }
