@@ -17,36 +17,20 @@
 #include <gtest/gtest.h>
 
 #include "slackwater/base/error.h"
+#include "testing/temporary_directory.h"
 
 namespace slackwater::model {
 
-// A directory that goes away with the test.
-class TempDirectory {
+// A directory that goes away with the test, and files in it.
+class TempDirectory : public TemporaryDirectory {
  public:
-  TempDirectory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "slackwater-XXXXXX").string();
-    EXPECT_NE(::mkdtemp(pattern.data()), nullptr) << pattern;
-    path_ = pattern;
-  }
-  ~TempDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDirectory(const TempDirectory&) = delete;
-  TempDirectory& operator=(const TempDirectory&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-
   std::filesystem::path write(std::string_view name, std::string_view content) const {
-    const std::filesystem::path path = path_ / name;
-    std::ofstream out(path, std::ios::binary);
+    const std::filesystem::path file = path() / name;
+    std::ofstream out(file, std::ios::binary);
     out.write(content.data(), static_cast<std::streamsize>(content.size()));
-    EXPECT_TRUE(out.flush().good()) << path;
-    return path;
+    EXPECT_TRUE(out.flush().good()) << file;
+    return file;
   }
-
- private:
-  std::filesystem::path path_;
 };
 
 inline std::string read_file(const std::filesystem::path& path) {

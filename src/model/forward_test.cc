@@ -173,6 +173,32 @@ TEST(ForwardExactnessThreads, ABatchOfMixedSequencesOnSeveralThreadsEqualsEachAl
   }
 }
 
+// A batch of one sequence's next `count` tokens, which wants the logits of the last.
+struct OneRow {
+  OneRow(const PoisonedPages& pages, std::span<const TokenId> tokens, std::int64_t position,
+         std::int32_t count)
+      : write{count, pages.state_page(0)}, last(count - 1) {
+    row.num_tokens = count;
+    row.first_position = position;
+    row.block_table = pages.table(0);
+    row.state_page = pages.state_page(0);
+    row.writes = std::span(&write, 1);
+    batch.token_ids =
+        tokens.subspan(static_cast<std::size_t>(position), static_cast<std::size_t>(count));
+    batch.rows = std::span(&row, 1);
+    batch.latent_pages = pages.latent();
+    batch.recurrent_pages = pages.recurrent();
+    batch.logit_tokens = std::span(&last, 1);
+  }
+  OneRow(const OneRow&) = delete;
+  OneRow& operator=(const OneRow&) = delete;
+
+  const kernels::StateWrite write;
+  const std::int32_t last;
+  kernels::SequenceRow row;
+  ForwardBatch batch;
+};
+
 // The second form of the execution context: a step as one item of a stream.
 TEST(ForwardExactnessThreads, AStepOnAStreamEqualsOneOnTheCaller) {
   Loaded loaded("tests/golden/kl", 2);
@@ -190,22 +216,8 @@ TEST(ForwardExactnessThreads, AStepOnAStreamEqualsOneOnTheCaller) {
     std::vector<float> logits(static_cast<std::size_t>(config.vocab_size));
     std::int64_t position = 0;
     for (const std::int32_t count : {16, 8}) {
-      const kernels::StateWrite write{count, pages.state_page(0)};
-      const std::int32_t last = count - 1;
-      kernels::SequenceRow row;
-      row.num_tokens = count;
-      row.first_position = position;
-      row.block_table = pages.table(0);
-      row.state_page = pages.state_page(0);
-      row.writes = std::span(&write, 1);
-      ForwardBatch batch;
-      batch.token_ids = std::span(tokens).subspan(static_cast<std::size_t>(position),
-                                                  static_cast<std::size_t>(count));
-      batch.rows = std::span(&row, 1);
-      batch.latent_pages = pages.latent();
-      batch.recurrent_pages = pages.recurrent();
-      batch.logit_tokens = std::span(&last, 1);
-      forward.enqueue(*stream, batch, logits);
+      const OneRow step(pages, tokens, position, count);
+      forward.enqueue(*stream, step.batch, logits);
       EXPECT_EQ(stream->synchronize(), device::EventStatus::kSucceeded);
       position += count;
     }
@@ -361,22 +373,8 @@ TEST(Forward, AllocatesNothingAfterTheFirstRun) {
   std::vector<float> logits(static_cast<std::size_t>(config.vocab_size));
   std::int64_t position = 0;
   const auto run = [&](std::int32_t count) {
-    const kernels::StateWrite write{count, pages.state_page(0)};
-    const std::int32_t last = count - 1;
-    kernels::SequenceRow row;
-    row.num_tokens = count;
-    row.first_position = position;
-    row.block_table = pages.table(0);
-    row.state_page = pages.state_page(0);
-    row.writes = std::span(&write, 1);
-    ForwardBatch batch;
-    batch.token_ids = std::span(tokens).subspan(static_cast<std::size_t>(position),
-                                                static_cast<std::size_t>(count));
-    batch.rows = std::span(&row, 1);
-    batch.latent_pages = pages.latent();
-    batch.recurrent_pages = pages.recurrent();
-    batch.logit_tokens = std::span(&last, 1);
-    forward.run(batch, logits);
+    const OneRow step(pages, tokens, position, count);
+    forward.run(step.batch, logits);
     position += count;
   };
   run(32);

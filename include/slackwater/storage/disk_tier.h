@@ -85,7 +85,7 @@ struct DiskTierStats {
 // Errors: open() gives kUnavailable or kFailedPrecondition for a directory that cannot be used.
 // Afterwards trouble makes a smaller store and one warning, never an error: transfers say what
 // they did not do, and allocate() finds no slot.
-// Cost: opening reads the first block of every frame.
+// Cost: opening reads the first sector of every frame.
 class DiskTier {
  public:
   // `payload_bytes` [groups]: what the frames of each group hold.
@@ -96,7 +96,6 @@ class DiskTier {
   ~DiskTier();
 
   std::size_t num_groups() const { return groups_.size(); }
-  std::int64_t payload_size(std::size_t group) const { return groups_[group].payload_bytes; }
   std::int64_t frame_size(std::size_t group) const { return groups_[group].frame_bytes; }
   const SlotAllocator& slots(std::size_t group) const { return groups_[group].slots; }
 
