@@ -8,6 +8,13 @@ namespace {
 // What direct I/O asks of addresses, and a page of the system.
 constexpr std::size_t kGrainBytes = 4096;
 
+// Large parts lie in huge pages: a request of 2 MiB is one segment for the disk then, not 512 of
+// 4 KiB, at which the kernel cuts it into several.
+//
+// Experiment (Zen 3, virtual disk): states of 40 MiB are read at 1.45-1.54 GB/s instead of
+// 0.86-0.92, written at 2.0-2.5 instead of 1.8-1.9.
+constexpr std::size_t kLargeGrainBytes = 2 << 20;
+
 }  // namespace
 
 Result<std::unique_ptr<Staging>> Staging::create(device::Device& device, std::size_t num_parts,
@@ -21,9 +28,10 @@ Result<std::unique_ptr<Staging>> Staging::create(device::Device& device, std::si
 }
 
 Result<std::shared_ptr<StagingMemory>> Staging::make_memory() {
+  const std::size_t grain = part_bytes_ < kLargeGrainBytes ? kGrainBytes : kLargeGrainBytes;
   auto memory = std::make_shared<StagingMemory>();
-  SLACKWATER_ASSIGN_OR_RETURN(memory->arena, device_.reserve_arena(device::MemoryKind::kPinnedHost,
-                                                                   part_bytes_, kGrainBytes));
+  SLACKWATER_ASSIGN_OR_RETURN(
+      memory->arena, device_.reserve_arena(device::MemoryKind::kPinnedHost, part_bytes_, grain));
   SLACKWATER_RETURN_IF_ERROR(memory->arena->resize(part_bytes_));
   return memory;
 }

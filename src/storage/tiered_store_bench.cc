@@ -16,6 +16,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include "slackwater/base/aligned_buffer.h"
 #include "slackwater/device/cpu_device.h"
 #include "slackwater/storage/tiered_store.h"
 
@@ -160,7 +161,8 @@ void copy_between_device_and_host(benchmark::State& state) {
   state.counters["most"] = *std::max_element(ratios.begin(), ratios.end());
 }
 
-// Plain sequential transfers of 8 MiB, past the page cache where that works.
+// Plain sequential transfers of 8 MiB, past the page cache where that works, from and to huge
+// pages.
 class RawFile {
  public:
   RawFile(const std::filesystem::path& directory, std::int64_t bytes)
@@ -168,7 +170,8 @@ class RawFile {
     file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600);
     if (file_ < 0) file_ = ::open(path_.c_str(), O_RDWR | O_CREAT, 0600);
     if (file_ < 0 || ::posix_fallocate(file_, 0, bytes) != 0) std::abort();
-    block_ = static_cast<std::byte*>(std::aligned_alloc(4096, kBlock));
+    block_ = static_cast<std::byte*>(std::aligned_alloc(2 * kMiB, kBlock));
+    advise_huge_pages(block_, kBlock);
     std::memset(block_, 1, kBlock);
   }
   ~RawFile() {
