@@ -58,6 +58,10 @@ class BlockBuffer {
 
 }  // namespace
 
+std::int64_t disk_frame_bytes(std::int64_t payload_bytes) {
+  return static_cast<std::int64_t>(frame_bytes(static_cast<std::size_t>(payload_bytes)));
+}
+
 DiskTier::DiskTier(DiskTierOptions options, const Digest128& layout, std::unique_ptr<DiskIo> io)
     : options_(std::move(options)), layout_(layout), io_(std::move(io)) {}
 
@@ -80,7 +84,7 @@ Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierOptions& options,
     }
     Group group;
     group.payload_bytes = bytes;
-    group.frame_bytes = static_cast<std::int64_t>(frame_bytes(static_cast<std::size_t>(bytes)));
+    group.frame_bytes = disk_frame_bytes(bytes);
     const std::int64_t room = options.segment_bytes - std::int64_t{kSegmentHeaderBytes};
     group.frames_per_segment =
         static_cast<std::int32_t>(std::max<std::int64_t>(1, room / group.frame_bytes));

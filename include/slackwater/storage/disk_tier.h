@@ -37,6 +37,9 @@ struct DiskTierOptions {
   std::function<void(std::string_view)> warn;
 };
 
+// Bytes of a frame on disk: its header and the payload, padded to whole sectors.
+std::int64_t disk_frame_bytes(std::int64_t payload_bytes);
+
 // Whose page a frame holds: what is written with it, and asked for when it is read.
 struct DiskPage {
   Digest128 certificate;
