@@ -3,6 +3,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <span>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -151,15 +152,27 @@ TEST(ClampSequenceLength, TakesWhatTheOthersLeave) {
       << "a window reuses its slots";
 }
 
+struct Impossible {
+  std::function<void(KvCacheConfig&)> spoil;
+  const char* text;
+  ErrorCode code = ErrorCode::kInvalidArgument;
+};
+
+void expect_refused(std::span<const Impossible> cases) {
+  EXPECT_TRUE(validate(usual()).has_value());
+  for (const Impossible& wrong : cases) {
+    KvCacheConfig config = usual();
+    wrong.spoil(config);
+    const Result<void> result = validate(config);
+    ASSERT_FALSE(result.has_value()) << wrong.text;
+    EXPECT_THAT(result.error().text(), HasSubstr(wrong.text));
+    EXPECT_EQ(result.error().code(), wrong.code) << wrong.text;
+  }
+}
+
 // Every setting that cannot work is refused with the number that would.
-TEST(Validate, RefusesWhatCannotWork) {
-  struct Case {
-    std::function<void(KvCacheConfig&)> spoil;
-    const char* text;
-    ErrorCode code = ErrorCode::kInvalidArgument;
-  };
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  const Case cases[] = {
+TEST(Validate, RefusesImpossibleLayers) {
+  const Impossible cases[] = {
       {[](auto& c) { c.tokens_per_block = 0; }, "0 tokens per block; use a power of two"},
       {[](auto& c) { c.tokens_per_block = 48; }, "48 tokens per block; use a power of two"},
       {[](auto& c) { c.layers.clear(); }, "no layers"},
@@ -185,6 +198,13 @@ TEST(Validate, RefusesWhatCannotWork) {
          c.local_layers = {0, 1, 99};
        },
        "local layer 99"},
+  };
+  expect_refused(cases);
+}
+
+TEST(Validate, RefusesImpossibleNumbers) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Impossible cases[] = {
       {[](auto& c) { c.device_bytes = 0; }, "a device tier of 0 bytes"},
       {[](auto& c) { c.host_bytes = -1; }, "a host tier of -1 bytes"},
       {[](auto& c) { c.disk_bytes = 1 << 30; }, "without a directory"},
@@ -233,15 +253,7 @@ TEST(Validate, RefusesWhatCannotWork) {
       {[](auto& c) { c.max_beam_width = 2; }, "beams are not built", ErrorCode::kUnimplemented},
       {[](auto& c) { c.max_beam_width = 0; }, "max_beam_width is 0"},
   };
-  EXPECT_TRUE(validate(usual()).has_value());
-  for (const Case& wrong : cases) {
-    KvCacheConfig config = usual();
-    wrong.spoil(config);
-    const Result<void> result = validate(config);
-    ASSERT_FALSE(result.has_value()) << wrong.text;
-    EXPECT_THAT(result.error().text(), HasSubstr(wrong.text));
-    EXPECT_EQ(result.error().code(), wrong.code) << wrong.text;
-  }
+  expect_refused(cases);
 }
 
 // The number in the text works.
