@@ -267,6 +267,7 @@ NodeIndex BlockTree::split(NodeIndex index, std::int32_t at) {
     front.runs[g].pages = cut_front(from.pages, pages);
     front.runs[g].pins = cut_front(from.pins, pages);
     front.runs[g].positions = cut_front(from.positions, pages);
+    front.runs[g].written = cut_front(from.written, pages);
   }
   for (const TreeNode::ShortPage& page : rest.short_pages) {
     if (page.block < at) front.short_pages.push_back(page);
@@ -274,6 +275,7 @@ NodeIndex BlockTree::split(NodeIndex index, std::int32_t at) {
   std::erase_if(rest.short_pages, [&](const auto& page) { return page.block < at; });
   for (TreeNode::ShortPage& page : rest.short_pages) page.block -= at;
   front.num_written = std::min(rest.num_written, at);
+  front.is_broken = rest.is_broken && rest.num_written < at;
   rest.num_written -= front.num_written;
   for (PendingWrite& write : rest.writes) {
     front.writes.push_back({std::min(write.end_block, at), write.written});
@@ -364,6 +366,12 @@ void BlockTree::set_coverage(TreeNode& node, LayerGroupId group, std::int32_t bl
   }
 }
 
+void BlockTree::for_each_node(const std::function<void(NodeIndex)>& visit) const {
+  for (std::uint32_t i = 0; i < nodes_.size(); ++i) {
+    if (nodes_[i].is_used) visit(NodeIndex(i));
+  }
+}
+
 void BlockTree::check_node(NodeIndex index) const {
   const TreeNode& checked = node(index);
   const TreeNode& above = node(checked.parent);
@@ -378,8 +386,9 @@ void BlockTree::check_node(NodeIndex index) const {
                    checked.num_blocks(), checked.num_children);
   SLACKWATER_CHECK(above.is_root() || !is_partial(above), "I3: node {} follows a partial block",
                    index.value());
-  SLACKWATER_CHECK(find_longer_child(checked.parent, first_block(checked)) == kNoNode,
-                   "I3: a sibling begins as node {} does", index.value());
+  SLACKWATER_CHECK(
+      checked.users != Pins() || find_longer_child(checked.parent, first_block(checked)) == kNoNode,
+      "I3: a sibling begins as node {} does", index.value());
   Digest128 prefix = above.is_root() ? root_prefix(above.scope) : end_prefix(above);
   for (std::int32_t block = 0; block < checked.num_blocks(); ++block) {
     prefix = next_prefix(prefix, block_tokens(checked, block), digests_);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <set>
 #include <span>
@@ -52,6 +53,7 @@ struct TreeNode {
   Pins users;                        // sequences whose path goes through here
   std::int32_t num_written = 0;      // leading blocks that others may see
   std::vector<PendingWrite> writes;  // of the blocks after those, ascending
+  bool is_broken = false;            // a block after those has lost its bytes
 
   NodeIndex next_of_key = kNoNode;  // others with the same hash
   ReuseScope scope;                 // of a root
@@ -72,8 +74,8 @@ struct TreeNode {
 // Invariants (check_invariants, O(tokens)):
 //   I1  a node is found among the children of its parent by its first block, and nowhere else.
 //   I2  first_block is that of the parent plus the parent's blocks; prefixes are chained from it.
-//   I3  a partial block is alone in its node, which has no children; no sibling's first block
-//       begins with the first block of another.
+//   I3  a partial block is alone in its node, which has no children. It is gone once a sibling
+//       begins with it and nobody uses it.
 //   I4  1 to kMaxNodeBlocks blocks; a root has none, and children.
 //   I5  digest tokens of all nodes are retained.
 // Ownership: owns nodes and tokens; pages are the store's. A NodeIndex is valid until erase().
@@ -125,6 +127,7 @@ class BlockTree {
   void erase(NodeIndex node);
   // Roots that have lost their last child. Not before the operation ends that may still use them.
   void erase_empty_roots();
+  void note_unused_root(NodeIndex root) { emptied_roots_.push_back(root); }
 
   std::int64_t first_token(const TreeNode& node) const {
     return std::int64_t{node.first_block} * tokens_per_block_;
@@ -140,6 +143,8 @@ class BlockTree {
   std::int32_t coverage(const TreeNode& node, LayerGroupId group, std::int32_t block) const;
   void set_coverage(TreeNode& node, LayerGroupId group, std::int32_t block, std::int32_t tokens);
 
+  // In no particular order, roots too.
+  void for_each_node(const std::function<void(NodeIndex)>& visit) const;
   void check_invariants() const;
 
  private:

@@ -44,6 +44,7 @@ struct PageRun {
   std::vector<Pins> pins;               // [pages] where they are pinned one by one
   Pins whole;                           // where they are pinned together
   std::vector<std::int64_t> positions;  // [pages] of snapshots, ascending
+  std::vector<device::Event> written;   // [pages] of snapshots: nobody sees them before
   device::Event last_use;               // of whoever unpinned; whoever takes a page waits for it
 
   std::array<std::int32_t, kNumTiers> num_on = {};

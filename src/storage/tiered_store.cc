@@ -159,6 +159,11 @@ std::size_t TieredStore::pool_group_of(Tier tier, const Page& page) const {
   return tier == Tier::kDevice ? group.hot : group.cold;
 }
 
+std::size_t TieredStore::pool_group(Tier tier, LayerGroupId group) const {
+  const LayerGroup& layers = layers_of(group);
+  return tier == Tier::kDevice ? layers.hot : layers.cold;
+}
+
 std::int32_t TieredStore::num_slots(Tier tier, std::size_t group) const {
   return tier == Tier::kDisk ? disk_->slots(group).capacity()
                              : tiers_[index_of(tier)].pools[group]->num_slots();
@@ -169,8 +174,8 @@ std::int32_t TieredStore::num_free(Tier tier, std::size_t group) const {
                              : tiers_[index_of(tier)].pools[group]->num_free();
 }
 
-// Free slots that are nobody's by reservation.
 std::int32_t TieredStore::num_usable(Tier tier, std::size_t group) const {
+  if (!has_tier(tier)) return 0;
   return num_free(tier, group) - (tier == Tier::kHost ? reserved_[group] : 0);
 }
 

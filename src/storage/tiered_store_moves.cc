@@ -17,6 +17,20 @@ using device::Event;
 using device::EventSource;
 using device::EventStatus;
 
+namespace {
+
+// Every pool's bytes of one slot to another.
+void copy_slot(device::Stream& stream, const PoolGroup& pools, SlotId from, SlotId to) {
+  for (std::size_t pool = 0; pool < pools.slot_bytes().size(); ++pool) {
+    device::CopyBatch copy;
+    copy.piece_bytes = static_cast<std::size_t>(pools.slot_bytes()[pool]);
+    copy.pieces.push_back({pools.address(pool, to), pools.address(pool, from)});
+    stream.copy(std::move(copy));
+  }
+}
+
+}  // namespace
+
 // Pages of one layer group on one tier. In memory they also share the event that makes them
 // ready, because a batch is copied as one.
 struct TieredStore::Batch {
@@ -237,6 +251,43 @@ void TieredStore::move_in_memory(const Batch& batch, std::span<const SlotGrant> 
   for (std::size_t i = 0; i < grants.size(); ++i) {
     finish_move(batch.pages[i], copied, to, grants[i].slot, copied);
   }
+}
+
+Result<void> TieredStore::copy(PageId from, PageId to) {
+  const Page& source = live(from);
+  const Page& target = live(to);
+  SLACKWATER_CHECK(source.layer_group == target.layer_group && target.tier == Tier::kDevice,
+                   "a copy from layer group {} to {} on the {}", source.layer_group,
+                   target.layer_group, to_string(target.tier));
+  if (source.tier == Tier::kDisk) {
+    return make_error(ErrorCode::kFailedPrecondition, "page {} is on disk; migrate it first",
+                      from.index);
+  }
+  if (source.ready.status() == EventStatus::kFailed) {
+    return make_error(ErrorCode::kDataLoss, "the bytes of page {} on the {} are lost", from.index,
+                      to_string(source.tier));
+  }
+  const LayerGroup& layers = layer_groups_[source.layer_group];
+  const PoolGroup* hot = tiers_[static_cast<std::size_t>(Tier::kDevice)].pools[layers.hot].get();
+  const std::array<Event, 1> before = {target.ready};
+  const std::array<Event, 1> sources = {source.ready};
+  Event copied;
+  if (source.tier == Tier::kHost) {
+    const PoolGroup& host = *tiers_[static_cast<std::size_t>(Tier::kHost)].pools[layers.cold];
+    const std::array<ColdPair, 1> pair = {ColdPair{target.slot, host.address(0, source.slot)}};
+    copied = copies_->submit(before, sources, pair,
+                             copy_of(source.layer_group, Tier::kHost, Tier::kDevice));
+  } else {
+    const std::array<ColdPair, 1> pair = {ColdPair{target.slot, nullptr}};
+    const SlotId slot = source.slot;
+    copied = copies_->submit(before, sources, pair,
+                             [hot, slot](device::Stream& stream, std::span<const ColdPair> pages) {
+                               copy_slot(stream, *hot, slot, pages.front().slot);
+                             });
+  }
+  note_read(from, copied);
+  note_write(to, copied);
+  return {};
 }
 
 std::size_t TieredStore::frames_per_part(std::size_t cold_group) const {

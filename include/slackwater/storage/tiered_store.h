@@ -141,6 +141,10 @@ class TieredStore {
 
   bool is_alive(PageId page) const;
   PageInfo info(PageId page) const;  // CHECK: the page lives
+  // Parts of it, for whoever looks at many pages. CHECK: the page lives.
+  Tier tier(PageId page) const { return live(page).tier; }
+  SlotId slot(PageId page) const { return live(page).slot; }
+  const device::Event& ready(PageId page) const { return live(page).ready; }
 
   // Work that writes the page, or reads it, until `event` is done. What is written is certified
   // anew: the certificate of before is gone.
@@ -159,6 +163,11 @@ class TieredStore {
   // The same, into slots reserved before.
   class HostReservation;
   Result<void> migrate(std::span<const PageId> pages, HostReservation& reservation);
+
+  // Queues a copy of the bytes of a page to another page of the same layer group, which is on the
+  // device; its certificate is gone. kFailedPrecondition from the disk, kDataLoss where the bytes
+  // of `from` are lost.
+  Result<void> copy(PageId from, PageId to);
 
   // Keeps `num_pages` slots on the host free for whoever holds the reservation.
   Result<HostReservation> reserve_host(LayerGroupId group, std::int32_t num_pages);
@@ -181,6 +190,12 @@ class TieredStore {
   std::span<std::byte> bytes(PageId page, std::size_t pool = 0) const;
 
   PoolStats pool_stats(Tier tier, LayerGroupId group) const;
+  // Layer groups that compete for the same slots of a tier have the same pool group there.
+  std::size_t num_pool_groups(Tier tier) const;
+  std::size_t pool_group(Tier tier, LayerGroupId group) const;
+  // Free slots of a pool group that are not reserved.
+  std::int32_t num_usable(Tier tier, std::size_t pool_group) const;
+  bool has_tier(Tier tier) const { return quota(tier) > 0; }
   TieredStoreStats stats() const;
   std::int64_t cold_page_bytes(LayerGroupId group) const;
 
@@ -234,12 +249,9 @@ class TieredStore {
   std::int32_t min_slots_left(Tier tier, std::size_t group) const;
 
   const LayerGroup& layers_of(LayerGroupId group) const;
-  std::size_t num_pool_groups(Tier tier) const;
-  bool has_tier(Tier tier) const { return quota(tier) > 0; }
   std::size_t pool_group_of(Tier tier, const Page& page) const;
   std::int32_t num_slots(Tier tier, std::size_t group) const;
   std::int32_t num_free(Tier tier, std::size_t group) const;
-  std::int32_t num_usable(Tier tier, std::size_t group) const;
   SlotGrant take_slot(Tier tier, std::size_t group);
   void give_slot(Tier tier, std::size_t group, SlotId slot, const device::Event& last_use);
   void note_slot_use(const Page& page, const device::Event& event);

@@ -1,0 +1,100 @@
+#ifndef SLACKWATER_CACHE_KV_CACHE_MANAGER_H_
+#define SLACKWATER_CACHE_KV_CACHE_MANAGER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "slackwater/base/error.h"
+#include "slackwater/base/page_table.h"
+#include "slackwater/cache/config.h"
+#include "slackwater/cache/layer_groups.h"
+#include "slackwater/cache/sequence.h"
+#include "slackwater/cache/token_digests.h"
+#include "slackwater/device/device.h"
+#include "slackwater/storage/tiered_store.h"
+
+namespace slackwater::cache {
+
+// Slots of one tier for one layer group: total = free + evictable + unavailable.
+struct TierRoom {
+  std::int32_t total = 0;
+  std::int32_t free = 0;
+  std::int32_t evictable = 0;
+  std::int32_t unavailable = 0;
+};
+
+// What has happened, in totals.
+struct CacheCounters {
+  std::int64_t pages_dropped = 0;  // left the last tier
+  std::int64_t snapshots_published = 0;
+  std::int64_t snapshots_skipped = 0;       // no room
+  std::int64_t certificate_mismatches = 0;  // counted as misses
+};
+
+// All that is kept of sequences: pages per block of full attention and sliding windows, recurrent
+// states and snapshots of them, over device, host and disk; which prefixes are known; who leaves
+// when room is wanted.
+//
+// Source: the KV cache manager V2 of TensorRT-LLM, kvcm_v2.md; what is done differently is in
+// ARCHITECTURE.md.
+// Invariants (audit): those of the prefix tree, of residency and of the sequences.
+// Ownership: owns tiers, tree and sequences; the device and the streams passed in outlive it.
+// Threads: queries from any number of threads beside one that changes something; calls that change
+// something take turns.
+// Errors: create() as validate() and the tiers. kFailedPrecondition with the number of open
+// sequences where all must be closed.
+class KvCacheManager {
+ public:
+  static Result<std::unique_ptr<KvCacheManager>> create(device::Device& device,
+                                                        KvCacheConfig config);
+  ~KvCacheManager();
+
+  // Drops every page that is kept for reuse. Refused while a sequence is open.
+  Result<void> clear_reusable_blocks();
+  // Frees everything. Refused while a sequence is open; again: nothing.
+  Result<void> shutdown();
+
+  // A suspended sequence that holds what of its prompt is known.
+  Result<Sequence> create_sequence(const SequenceOptions& options);
+
+  // What create_sequence() would find.
+  MatchDepths probe_reuse(const ReuseScope& scope, std::span<const TokenId> tokens) const;
+  // The prefix digest of the first full block that a request would have to compute; nothing where
+  // that block is not full. Two requests with the same one would compute the same.
+  std::optional<Digest128> probe_first_new_block(const ReuseScope& scope,
+                                                 std::span<const TokenId> tokens) const;
+
+  // Digests that tokens stand for.
+  TokenDigests& token_digests();
+
+  const LayerGroups& layer_groups() const;
+  std::int32_t tokens_per_block() const;
+  // Where the pages of a (layer, role) lie; `slots` is empty. With smaller blocks within a page,
+  // `tokens_per_block` is theirs, and subblock i of a slot lies i times the buffer's bytes after
+  // the first. kNotFound where there is no such buffer here.
+  Result<PageTable> page_table(std::int32_t layer, std::string_view role) const;
+
+  TierRoom room(storage::Tier tier, LayerGroupId group) const;
+  CacheCounters counters() const;
+  std::size_t num_open_sequences() const;
+  // The longest sequence, at most `upper_bound` tokens, for which the device has room beside
+  // `batch_size` - 1 sequences of one token; 0 if there is none.
+  std::int64_t clamp_max_seq_len(std::int64_t batch_size, std::int64_t upper_bound) const;
+
+  // Blocks until everything queued by the cache has ended.
+  void synchronize();
+  // Aborts with the invariant's number where one does not hold. O(everything).
+  void audit() const;
+
+ private:
+  explicit KvCacheManager(std::unique_ptr<CacheCore> core);
+
+  std::unique_ptr<CacheCore> core_;
+};
+
+}  // namespace slackwater::cache
+
+#endif  // SLACKWATER_CACHE_KV_CACHE_MANAGER_H_

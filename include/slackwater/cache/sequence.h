@@ -1,0 +1,131 @@
+#ifndef SLACKWATER_CACHE_SEQUENCE_H_
+#define SLACKWATER_CACHE_SEQUENCE_H_
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "slackwater/base/error.h"
+#include "slackwater/base/ids.h"
+#include "slackwater/cache/match_depths.h"
+#include "slackwater/cache/prefix_digest.h"
+#include "slackwater/cache/priority.h"
+#include "slackwater/device/event.h"
+#include "slackwater/device/stream.h"
+
+namespace slackwater::cache {
+
+class CacheCore;
+struct SequenceState;
+
+enum class SequenceStatus : std::uint8_t { kSuspended, kActive, kClosed };
+
+// "suspended", "active", "closed".
+std::string_view to_string(SequenceStatus status);
+
+struct SequenceOptions {
+  ReuseScope scope;
+  std::span<const TokenId> tokens;  // the prompt; its last token is always left to compute
+  RequestId request;                // whose private pages these are
+  PriorityCallback priority;        // empty: kDefaultPriority
+};
+
+struct CommitOptions {
+  // After it, the pages hold what is committed; null when they do already. Others see what is
+  // committed once it has succeeded; when it fails they never do.
+  device::Event written;
+  bool is_end = false;  // nothing is written any more: what is left over is committed too
+};
+
+// An entry of an index table: no page there.
+inline constexpr SlotId kNoSlot{-1};
+
+// One request's share of the cache: pages of a prefix that was found, pages of its own, one state
+// per recurrent group.
+//
+// A sequence is made suspended, holding what it matched. Resumed, its pages are on the device and
+// in its index tables; suspended, they may go anywhere and come back in other slots. Three lengths:
+// num_committed <= history <= capacity, in tokens: what others may reuse, what is computed, what
+// there is room for.
+//
+// Source: kvcm_v2.md 1.3, 2.7 and 3.3 to 3.8.
+// Invariants (KvCacheManager::audit):
+//   I1  0 <= num_committed <= history <= capacity; an index table has an entry per block.
+//   I2  a block that is not stale has a page: locked while active, held while suspended.
+//   I3  no page that others can see is written to.
+// Ownership: a claim on its KvCacheManager, which outlives it; move-only; the destructor closes.
+// Threads: one at a time; different sequences may be used by different threads.
+// Errors: kFailedPrecondition for the wrong status, kInvalidArgument for impossible lengths,
+// kResourceExhausted where there is no room: nothing has changed then. kDataLoss where pages were
+// lost: close it and compute again.
+// Cost: growing within a block takes no lock. Suspend and close are O(nodes + window), resume also
+// O(blocks) for the index tables.
+class Sequence {
+ public:
+  Sequence() = default;
+  Sequence(Sequence&& other) noexcept;
+  Sequence& operator=(Sequence&& other) noexcept;
+  ~Sequence() { close(); }
+
+  // Brings its pages to the device. Work queued on `stream` afterwards finds them there; the event
+  // returned says whether they all arrived: when it fails, what was computed since is worth
+  // nothing, and commit() says kDataLoss. Refused while too much of the device is locked.
+  Result<device::Event> resume(device::Stream& stream);
+  // Lets the device go, after what is queued on the stream.
+  Result<void> suspend();
+  // Commits what is left over, and gives everything back. In any state; again: nothing.
+  void close();
+
+  // New pages for `capacity` tokens, of which `history` are computed; both only what is given.
+  // Shrinking gives pages back, down to what is computed or committed.
+  Result<void> resize(std::optional<std::int64_t> capacity,
+                      std::optional<std::int64_t> history = std::nullopt);
+
+  // Tokens that are computed, from num_committed() on. Raises the history to at least all of them.
+  // With CommitPolicy::kEndpointsOnly the history must be that of before or that of after, because
+  // the states are taken to be of the end.
+  Result<void> commit(std::span<const TokenId> tokens, const CommitOptions& options = {});
+  // Nothing more will be committed: pages kept for that only are let go. Again: nothing.
+  Result<void> stop_committing();
+
+  // A page per recurrent group for the state at exactly `position`, past num_committed(): written
+  // by a step, published by the commit that covers the position, once that step has succeeded.
+  // kResourceExhausted where there is no room; a snapshot never makes a sequence wait.
+  Result<void> reserve_snapshot(std::int64_t position);
+  // Its slot; nothing where none is reserved.
+  std::optional<SlotId> snapshot_slot(LayerGroupId group, std::int64_t position) const;
+  // Gives it back, when the step did not write it.
+  void cancel_snapshot(std::int64_t position);
+
+  // Index tables: for a group with pages per block the slot of each block, or kNoSlot; for a
+  // recurrent group one entry. Empty while suspended.
+  std::span<const SlotId> slots(LayerGroupId group) const;
+  // The caller's own table, kept up to date, which must have room for every block; entries past
+  // the blocks, and all while suspended, are kNoSlot. Empty: none.
+  Result<void> set_index_table(LayerGroupId group, std::span<SlotId> table);
+
+  SequenceStatus status() const;
+  std::int64_t num_committed() const;
+  std::int64_t history() const;
+  std::int64_t capacity() const;
+  std::int64_t num_blocks() const;
+  RequestId request() const;
+  const ReuseScope& scope() const;
+  // What was found when it was made. Between `reused` and `content` a snapshot at `content` would
+  // have helped: the junction.
+  const MatchDepths& match() const;
+  std::vector<TokenId> committed_tokens() const;
+
+ private:
+  friend class KvCacheManager;
+  Sequence(CacheCore* core, SequenceState* state) : core_(core), state_(state) {}
+
+  CacheCore* core_ = nullptr;
+  SequenceState* state_ = nullptr;
+};
+
+}  // namespace slackwater::cache
+
+#endif  // SLACKWATER_CACHE_SEQUENCE_H_

@@ -1,0 +1,124 @@
+// What must hold whenever no call is under way.
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "cache/cache_core.h"
+#include "slackwater/base/check.h"
+
+namespace slackwater::cache {
+
+void CacheCore::audit_node(NodeIndex index) const {
+  const TreeNode& node = tree_->node(index);
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    const PageRun& run = node.runs[g];
+    residency_->audit_run(node_key(index, g), run);
+    if (kind(g).has_block_pages()) {
+      SLACKWATER_CHECK(std::ssize(run.pages) == node.num_blocks(), "node {}: {} pages of {} blocks",
+                       index.value(), run.pages.size(), node.num_blocks());
+    }
+    SLACKWATER_CHECK(!run.is_pinned_by_page || run.pins.size() == run.pages.size(),
+                     "node {}: {} pins of {} pages", index.value(), run.pins.size(),
+                     run.pages.size());
+    if (kind(g).needs_every_block()) {
+      SLACKWATER_CHECK(run.whole == node.users, "node {}: {} locks of {} users", index.value(),
+                       run.whole.locks, node.users.locks);
+      SLACKWATER_CHECK(run.num_pages() == node.num_blocks() || node.is_broken,
+                       "node {}: {} pages of {} blocks in a group that needs all", index.value(),
+                       run.num_pages(), node.num_blocks());
+    }
+    SLACKWATER_CHECK(std::is_sorted(run.positions.begin(), run.positions.end()),
+                     "node {}: snapshots out of order", index.value());
+    for (const std::int64_t position : run.positions) {
+      SLACKWATER_CHECK(tree_->first_token(node) < position && position <= tree_->end_token(node),
+                       "node {}: a snapshot at {} outside of it", index.value(), position);
+    }
+  }
+  SLACKWATER_CHECK(0 <= node.num_written && node.num_written <= node.num_blocks(),
+                   "node {}: {} blocks of {} written", index.value(), node.num_written,
+                   node.num_blocks());
+}
+
+void CacheCore::audit_sequence(const SequenceState& sequence) const {
+  SLACKWATER_CHECK(0 <= sequence.num_committed && sequence.num_committed <= sequence.history &&
+                       sequence.history <= sequence.capacity,
+                   "I1: {} committed, {} history, {} capacity", sequence.num_committed,
+                   sequence.history, sequence.capacity);
+  const bool is_active = sequence.status == SequenceStatus::kActive;
+  const TreeNode& leaf = tree_->node(sequence.leaf);
+  SLACKWATER_CHECK(leaf.is_used && leaf.first_block + leaf.num_blocks() == sequence.num_path_blocks,
+                   "I2: the path ends at block {}, not at {}", leaf.first_block + leaf.num_blocks(),
+                   sequence.num_path_blocks);
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    const SequenceGroup& own = sequence.groups[g];
+    residency_->audit_run(sequence_key(sequence, g), own.run);
+    SLACKWATER_CHECK(own.run.whole == user_pins(sequence), "I2: {} locks and {} holds of its own",
+                     own.run.whole.locks, own.run.whole.holds);
+    if (!is_active) {
+      SLACKWATER_CHECK(own.slots.empty(), "I1: an index table of {} while suspended",
+                       own.slots.size());
+      continue;
+    }
+    if (!kind(g).has_block_pages()) continue;
+    SLACKWATER_CHECK(std::ssize(own.slots) == num_blocks(sequence.capacity),
+                     "I1: {} entries for {} tokens", own.slots.size(), sequence.capacity);
+    for (std::int64_t block = 0; block < std::ssize(own.slots); ++block) {
+      PageId page;
+      if (block < sequence.num_path_blocks) {
+        const NodeIndex node = path_node(sequence.leaf, block);
+        page = tree_->node(node)
+                   .runs[g]
+                   .pages[static_cast<std::size_t>(block - tree_->node(node).first_block)];
+      } else {
+        page = own.run.pages[static_cast<std::size_t>(block - own.first_block)];
+      }
+      const SlotId expected =
+          own.stale.contains(block) || is_null(page) ? kNoSlot : store_->slot(page);
+      SLACKWATER_CHECK(own.slots[static_cast<std::size_t>(block)] == expected,
+                       "I1: the entry of block {} is {}, its page is in {}", block,
+                       own.slots[static_cast<std::size_t>(block)].value(), expected.value());
+      SLACKWATER_CHECK(own.stale.contains(block) || !is_null(page) || own.run.group.value() < 0,
+                       "I2: block {} of group {} has no page", block, g);
+    }
+  }
+}
+
+void CacheCore::audit() const {
+  const WriteLock lock(mutex_);
+  tree_->check_invariants();
+  std::map<std::uint32_t, Pins> users;
+  std::int64_t num_pages = 0;
+  std::size_t num_open = 0;
+  for (const SequenceState& sequence : sequences_) {
+    if (sequence.status == SequenceStatus::kClosed) continue;
+    ++num_open;
+    audit_sequence(sequence);
+    const Pins pins = user_pins(sequence);
+    for (NodeIndex node = sequence.leaf; node != kNoNode; node = tree_->node(node).parent) {
+      users[node.value()].locks += pins.locks;
+      users[node.value()].holds += pins.holds;
+    }
+    for (const SequenceGroup& group : sequence.groups) num_pages += group.run.num_pages();
+    for (const ReservedSnapshot& snapshot : sequence.snapshots) {
+      num_pages += std::count_if(snapshot.pages.begin(), snapshot.pages.end(),
+                                 [](PageId page) { return !is_null(page); });
+    }
+  }
+  tree_->for_each_node([&](NodeIndex node) {
+    SLACKWATER_CHECK(tree_->node(node).users == users[node.value()], "node {} counts {} + {} users",
+                     node.value(), tree_->node(node).users.locks, tree_->node(node).users.holds);
+    if (tree_->node(node).is_root()) return;
+    audit_node(node);
+    for (const PageRun& run : tree_->node(node).runs) num_pages += run.num_pages();
+  });
+  SLACKWATER_CHECK(num_open == num_open_, "{} sequences are open, {} counted", num_open, num_open_);
+  residency_->check_invariants();
+  store_->audit();
+  digests_.check_invariants();
+  std::int64_t living = 0;
+  for (const std::int64_t pages : store_->stats().pages) living += pages;
+  SLACKWATER_CHECK(living == num_pages, "{} pages live, {} are somebody's", living, num_pages);
+}
+
+}  // namespace slackwater::cache

@@ -1,0 +1,421 @@
+#include "cache/cache_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "slackwater/base/check.h"
+#include "slackwater/base/numeric.h"
+
+namespace slackwater::cache {
+namespace {
+
+using device::EventStatus;
+
+// Of what the layout digest stands for; raised when the meaning of bytes on disk changes.
+constexpr std::int64_t kFormatVersion = 1;
+
+Digest128 layout_digest(const KvCacheConfig& config, const LayerGroups& groups) {
+  LayoutDigest digest;
+  digest.add("format", kFormatVersion)
+      .add("model", config.model)
+      .add("tokens_per_block", config.tokens_per_block);
+  for (const LayerGroupDesc& group : groups.groups()) {
+    digest.add("group", group.name);
+    for (const storage::BufferSpec& buffer : group.buffers) {
+      digest.add("role", buffer.role)
+          .add("bytes", buffer.bytes_per_layer)
+          .add("layers", buffer.num_layers);
+    }
+    for (const std::int32_t layer : group.local_layers) digest.add("layer", layer);
+    for (const std::int64_t bytes : group.layout.pool_slot_bytes) digest.add("slot", bytes);
+  }
+  return digest.digest();
+}
+
+}  // namespace
+
+CacheCore::CacheCore(KvCacheConfig config) : config_(std::move(config)) {}
+
+CacheCore::~CacheCore() {
+  SLACKWATER_CHECK(num_open_ == 0, "{} sequences are still open", num_open_);
+  if (store_ != nullptr) store_->synchronize();
+}
+
+Result<std::unique_ptr<CacheCore>> CacheCore::create(device::Device& device, KvCacheConfig config) {
+  SLACKWATER_RETURN_IF_ERROR(validate(config));
+  std::unique_ptr<CacheCore> core(new CacheCore(std::move(config)));
+  SLACKWATER_RETURN_IF_ERROR(core->open(device));
+  return core;
+}
+
+Result<void> CacheCore::open(device::Device& device) {
+  SLACKWATER_ASSIGN_OR_RETURN(groups_, LayerGroups::build(config_));
+  const GroupRoom room = plan_room(config_, groups_);
+  storage::TieredStoreOptions options;
+  std::vector<PageRun> templates;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const LayerGroupDesc& group = groups_.groups()[g];
+    options.layer_groups.push_back({group.name, group.layout, room.ratios[g], room.min_slots[g]});
+    kinds_.push_back(make_group_kind(group.kind, config_.tokens_per_block));
+    PageRun run;
+    run.group = group.id;
+    run.is_by_position = !kinds_[g]->has_block_pages();
+    run.is_pinned_by_page = !kinds_[g]->needs_every_block();
+    templates.push_back(run);
+  }
+  options.layout = layout_digest(config_, groups_);
+  options.device_bytes = config_.device_bytes;
+  options.host_bytes = config_.host_bytes;
+  options.disk_bytes = config_.disk_bytes;
+  options.device_grain_bytes = config_.grain_bytes;
+  options.host_grain_bytes = config_.grain_bytes;
+  options.disk_grain_bytes = config_.grain_bytes;
+  options.codec = config_.codec;
+  options.disk.directory = config_.disk_directory;
+  options.disk_io = std::move(config_.disk_io);
+  options.copy_threads = config_.copy_threads;
+  SLACKWATER_ASSIGN_OR_RETURN(store_, storage::TieredStore::create(device, std::move(options)));
+  tree_ = std::make_unique<BlockTree>(config_.tokens_per_block, templates, digests_);
+  residency_ = std::make_unique<Residency>(*store_, groups_.size(), *this);
+  matcher_ = std::make_unique<PrefixMatcher>(
+      *tree_, *store_, kinds_,
+      PrefixMatcher::Options{config_.enable_partial_reuse, config_.reuse_match_backoff});
+  return {};
+}
+
+std::int64_t CacheCore::num_blocks(std::int64_t tokens) const {
+  return ceil_div<std::int64_t>(tokens, config_.tokens_per_block);
+}
+
+RunKey CacheCore::node_key(NodeIndex node, std::size_t group) const {
+  return {RunKey::Owner::kNode, static_cast<std::uint16_t>(group), node.value()};
+}
+
+RunKey CacheCore::sequence_key(const SequenceState& sequence, std::size_t group) const {
+  return {RunKey::Owner::kSequence, static_cast<std::uint16_t>(group), sequence.index};
+}
+
+PageRun& CacheCore::node_run(NodeIndex node, std::size_t group) {
+  return tree_->node(node).runs[group];
+}
+
+PageRun* CacheCore::find_run(const RunKey& key) {
+  if (key.owner == RunKey::Owner::kNode) {
+    TreeNode& node = tree_->node(NodeIndex(key.index));
+    return node.is_used ? &node.runs[key.group] : nullptr;
+  }
+  SequenceState& sequence = sequences_[key.index];
+  return sequence.status == SequenceStatus::kClosed ? nullptr : &sequence.groups[key.group].run;
+}
+
+// What the tree loses.
+
+NodeIndex CacheCore::split(NodeIndex node, std::int32_t at) {
+  const NodeIndex front = tree_->split(node, at);
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    residency_->run_was_split(node_key(front, g), node_run(front, g), node_key(node, g),
+                              node_run(node, g));
+  }
+  return front;
+}
+
+void CacheCore::release_page(const RunKey& key, std::size_t index) {
+  PageRun& run = *find_run(key);
+  if (!is_null(run.pages[index])) store_->release(residency_->take_page(key, run, index));
+}
+
+void CacheCore::remove_snapshot(NodeIndex node, std::size_t group, std::size_t index) {
+  release_page(node_key(node, group), index);
+  PageRun& run = node_run(node, group);
+  const auto at = static_cast<std::ptrdiff_t>(index);
+  run.pages.erase(run.pages.begin() + at);
+  run.pins.erase(run.pins.begin() + at);
+  run.positions.erase(run.positions.begin() + at);
+  run.written.erase(run.written.begin() + at);
+}
+
+// Releases what lies in and past block `num_left` of a node.
+void CacheCore::release_blocks(NodeIndex node, std::int32_t num_left) {
+  const std::int64_t end =
+      tree_->first_token(tree_->node(node)) + std::int64_t{num_left} * config_.tokens_per_block;
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (kind(g).has_block_pages()) {
+      const std::size_t count = node_run(node, g).pages.size();
+      for (std::size_t i = count; i-- > static_cast<std::size_t>(num_left);) {
+        release_page(node_key(node, g), i);
+      }
+      continue;
+    }
+    for (std::size_t i = node_run(node, g).pages.size(); i-- > 0;) {
+      if (num_left == 0 || node_run(node, g).positions[i] > end) remove_snapshot(node, g, i);
+    }
+  }
+}
+
+void CacheCore::erase_node(NodeIndex node) {
+  release_blocks(node, 0);
+  for (std::size_t g = 0; g < num_groups(); ++g) residency_->forget_run(node_run(node, g));
+  to_tidy_.push_back(tree_->node(node).parent);
+  tree_->erase(node);
+}
+
+// Everything below a node, deepest first.
+void CacheCore::cut_descendants(NodeIndex node) {
+  std::vector<NodeIndex> order = tree_->children(node);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const std::vector<NodeIndex> below = tree_->children(order[i]);
+    order.insert(order.end(), below.begin(), below.end());
+  }
+  while (!order.empty()) {
+    erase_node(order.back());
+    order.pop_back();
+  }
+}
+
+// Leaves `num_left` blocks of a node that nobody uses, and nothing below it.
+void CacheCore::cut(NodeIndex node, std::int32_t num_left) {
+  SLACKWATER_CHECK(tree_->node(node).users == Pins(), "node {} is cut and has users", node.value());
+  cut_descendants(node);
+  if (num_left == 0) {
+    erase_node(node);
+    return;
+  }
+  release_blocks(node, num_left);
+  tree_->truncate(node, num_left);
+}
+
+void CacheCore::drop_page(const RunKey& key, std::size_t index) {
+  SLACKWATER_CHECK(key.owner == RunKey::Owner::kNode, "a page of sequence {} is dropped",
+                   key.index);
+  const NodeIndex node(key.index);
+  if (kind(key.group).needs_every_block()) {
+    cut(node, static_cast<std::int32_t>(index));
+  } else if (kind(key.group).has_block_pages()) {
+    release_page(key, index);
+    to_tidy_.push_back(node);
+  } else {
+    remove_snapshot(node, key.group, index);
+    to_tidy_.push_back(node);
+  }
+}
+
+void CacheCore::lose_page(const RunKey& key, std::size_t index) {
+  release_page(key, index);
+  if (key.owner == RunKey::Owner::kSequence) {
+    sequences_[key.index].is_damaged = true;
+    return;
+  }
+  if (!kind(key.group).needs_every_block()) return;
+  TreeNode& node = tree_->node(NodeIndex(key.index));
+  node.num_written = std::min(node.num_written, static_cast<std::int32_t>(index));
+  node.is_broken = true;
+  to_tidy_.push_back(NodeIndex(key.index));
+}
+
+Certificate CacheCore::certificate(const RunKey& key, std::size_t index) {
+  const LayerGroupId group(key.group);
+  if (key.owner == RunKey::Owner::kSequence) {
+    const SequenceState& sequence = sequences_[key.index];
+    return {RequestOwner{process_epoch(), sequence.request, sequence.round}, sequence.history,
+            group,
+            static_cast<std::uint32_t>(sequence.groups[key.group].first_block +
+                                       static_cast<std::int64_t>(index))};
+  }
+  const TreeNode& node = tree_->node(NodeIndex(key.index));
+  const PageRun& run = node.runs[key.group];
+  std::int32_t block = static_cast<std::int32_t>(index);
+  std::int64_t end = 0;
+  if (run.is_by_position) {
+    end = run.positions[index];
+    block = static_cast<std::int32_t>((end - 1) / config_.tokens_per_block) - node.first_block;
+  }
+  const std::int64_t first = (std::int64_t{node.first_block} + block) * config_.tokens_per_block;
+  if (!run.is_by_position) end = first + tree_->coverage(node, group, block);
+  const auto tokens = tree_->block_tokens(node, block).first(static_cast<std::size_t>(end - first));
+  Digest128 prefix = node.prefixes[static_cast<std::size_t>(block)];
+  if (tokens.size() < tree_->block_tokens(node, block).size()) {
+    const TreeNode& above = tree_->node(node.parent);
+    const Digest128 before = block > 0         ? node.prefixes[static_cast<std::size_t>(block - 1)]
+                             : above.is_root() ? root_prefix(above.scope)
+                                               : above.prefixes.back();
+    prefix = next_prefix(before, tokens, digests_);
+  }
+  return {PrefixOwner{prefix}, end, group, 0};
+}
+
+// Looks which writes and moves have ended since.
+void CacheCore::settle(NodeIndex index) {
+  TreeNode& node = tree_->node(index);
+  while (!node.writes.empty() && node.writes.front().written.is_done()) {
+    if (node.writes.front().written.status() == EventStatus::kFailed) {
+      node.is_broken = true;
+      node.writes.clear();
+      to_tidy_.push_back(index);
+      break;
+    }
+    node.num_written = node.writes.front().end_block;
+    node.writes.erase(node.writes.begin());
+  }
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    PageRun& run = node.runs[g];
+    if (!run.may_be_lost) continue;
+    bool is_open = false;
+    for (std::size_t i = run.pages.size(); i-- > 0;) {
+      if (is_null(run.pages[i])) continue;
+      const EventStatus status = store_->ready(run.pages[i]).status();
+      is_open |= status != EventStatus::kSucceeded;
+      if (status != EventStatus::kFailed) continue;
+      if (kind(g).needs_every_block()) {
+        node.is_broken = true;
+        node.num_written = std::min(node.num_written, static_cast<std::int32_t>(i));
+        to_tidy_.push_back(index);
+      } else if (run.pins[i] == Pins() && run.is_by_position) {
+        remove_snapshot(index, g, i);
+      } else if (run.pins[i] == Pins()) {
+        release_page(node_key(index, g), i);
+      }
+    }
+    run.may_be_lost = is_open;
+  }
+}
+
+// A node without users goes as far as it is broken, when a sibling begins as it does, or when
+// nothing is left of it.
+void CacheCore::tidy_node(NodeIndex index) {
+  TreeNode& node = tree_->node(index);
+  if (!node.is_used) return;
+  if (node.is_root()) {
+    if (node.num_children == 0) tree_->note_unused_root(index);
+    return;
+  }
+  if (node.users != Pins()) return;
+  if (node.is_broken) {
+    cut(index, node.num_written);
+    if (!node.is_used) return;
+    node.is_broken = false;
+  }
+  if (tree_->is_partial(node)) {
+    const NodeIndex longer = tree_->find_longer_child(node.parent, node.tokens);
+    if (longer != kNoNode) {
+      absorb_shorter(longer, index);
+      return;
+    }
+  }
+  std::int32_t pages = 0;
+  for (const PageRun& run : node.runs) pages += run.num_pages();
+  if (pages == 0 && node.num_children == 0) erase_node(index);
+}
+
+void CacheCore::clean_up() {
+  while (!to_tidy_.empty()) {
+    const NodeIndex node = to_tidy_.back();
+    to_tidy_.pop_back();
+    tidy_node(node);
+  }
+  tree_->erase_empty_roots();
+}
+
+// Queries and the whole.
+
+Result<void> CacheCore::check_closed(const char* call) const {
+  if (num_open_ == 0) return {};
+  return make_error(ErrorCode::kFailedPrecondition,
+                    "{}: {} sequence(s) still open; close them first", call, num_open_);
+}
+
+Result<void> CacheCore::clear_reusable_blocks() {
+  const WriteLock lock(mutex_);
+  SLACKWATER_RETURN_IF_ERROR(check_closed("clear_reusable_blocks"));
+  std::vector<NodeIndex> roots;
+  tree_->for_each_node([&](NodeIndex node) {
+    if (tree_->node(node).is_root()) roots.push_back(node);
+  });
+  for (const NodeIndex root : roots) cut_descendants(root);
+  clean_up();
+  return {};
+}
+
+Result<void> CacheCore::shutdown() {
+  SLACKWATER_RETURN_IF_ERROR([&] {
+    const ReadLock lock(mutex_);
+    return check_closed("shutdown");
+  }());
+  SLACKWATER_RETURN_IF_ERROR(clear_reusable_blocks());
+  synchronize();
+  return {};
+}
+
+MatchDepths CacheCore::probe_reuse(const ReuseScope& scope, std::span<const TokenId> tokens) const {
+  const ReadLock lock(mutex_);
+  return matcher_->find(scope, tokens).depths;
+}
+
+std::optional<Digest128> CacheCore::probe_first_new_block(const ReuseScope& scope,
+                                                          std::span<const TokenId> tokens) const {
+  std::int64_t block = 0;
+  {
+    const ReadLock lock(mutex_);
+    block = matcher_->find(scope, tokens).depths.reused / config_.tokens_per_block;
+  }
+  const auto size = static_cast<std::size_t>(config_.tokens_per_block);
+  if (static_cast<std::size_t>(block + 1) * size > tokens.size()) return std::nullopt;
+  Digest128 prefix = root_prefix(scope);
+  for (std::size_t i = 0; i <= static_cast<std::size_t>(block); ++i) {
+    prefix = next_prefix(prefix, tokens.subspan(i * size, size), digests_);
+  }
+  return prefix;
+}
+
+Result<PageTable> CacheCore::page_table(std::int32_t layer, std::string_view role) const {
+  const BufferLocation* location = groups_.find(layer, role);
+  if (location == nullptr) {
+    return make_error(ErrorCode::kNotFound, "layer {} has no buffer '{}' here", layer, role);
+  }
+  const ReadLock lock(mutex_);
+  const bool has_blocks = kinds_[index_of(location->layer_group)]->has_block_pages();
+  PageTable table =
+      store_->view(location->layer_group, location->buffer,
+                   has_blocks ? config_.tokens_per_block / location->num_subblocks : 0);
+  table.base += location->layer_index * table.layer_stride;
+  return table;
+}
+
+TierRoom CacheCore::room(Tier tier, LayerGroupId group) const {
+  const ReadLock lock(mutex_);
+  TierRoom room;
+  if (!store_->has_tier(tier)) return room;
+  room.total = store_->pool_stats(tier, group).num_slots;
+  room.free = store_->pool_stats(tier, group).num_free;
+  room.evictable = residency_->num_evictable(tier, store_->pool_group(tier, group));
+  room.unavailable = room.total - room.free - room.evictable;
+  return room;
+}
+
+CacheCounters CacheCore::counters() const {
+  const ReadLock lock(mutex_);
+  CacheCounters counters = counters_;
+  counters.pages_dropped = residency_->num_dropped();
+  counters.certificate_mismatches += store_->stats().certificate_mismatches;
+  return counters;
+}
+
+std::size_t CacheCore::num_open() const {
+  const ReadLock lock(mutex_);
+  return num_open_;
+}
+
+std::int64_t CacheCore::clamp_max_seq_len(std::int64_t batch_size, std::int64_t upper_bound) const {
+  const ReadLock lock(mutex_);
+  std::vector<std::int64_t> slots;
+  for (const LayerGroupDesc& group : groups_.groups()) {
+    slots.push_back(store_->pool_stats(Tier::kDevice, group.id).num_slots);
+  }
+  return clamp_sequence_length(config_, groups_, slots, batch_size, upper_bound);
+}
+
+void CacheCore::synchronize() {
+  const WriteLock lock(mutex_);
+  store_->synchronize();
+}
+
+}  // namespace slackwater::cache

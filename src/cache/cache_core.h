@@ -1,0 +1,209 @@
+#ifndef SLACKWATER_CACHE_CACHE_CORE_H_
+#define SLACKWATER_CACHE_CACHE_CORE_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <shared_mutex>
+#include <span>
+#include <vector>
+
+#include "cache/block_tree.h"
+#include "cache/kinds/group_kind.h"
+#include "cache/prefix_match.h"
+#include "cache/residency.h"
+#include "cache/sequence_state.h"
+#include "slackwater/cache/kv_cache_manager.h"
+
+namespace slackwater::cache {
+
+// What a KvCacheManager and its sequences do. Every public call takes the lock; calls that begin
+// with an underscore-free private name are made under it.
+//
+// Files: cache_core.cc (making, queries, what the tree loses), sequence_open.cc (create, close,
+// pins of the path), sequence_resume.cc, sequence_resize.cc, sequence_commit.cc, publish.cc.
+class CacheCore final : public RunOwners {
+ public:
+  static Result<std::unique_ptr<CacheCore>> create(device::Device& device, KvCacheConfig config);
+  ~CacheCore() override;
+
+  // As in KvCacheManager.
+  Result<void> clear_reusable_blocks();
+  Result<void> shutdown();
+  Result<SequenceState*> create_sequence(const SequenceOptions& options);
+  MatchDepths probe_reuse(const ReuseScope& scope, std::span<const TokenId> tokens) const;
+  std::optional<Digest128> probe_first_new_block(const ReuseScope& scope,
+                                                 std::span<const TokenId> tokens) const;
+  Result<PageTable> page_table(std::int32_t layer, std::string_view role) const;
+  TierRoom room(Tier tier, LayerGroupId group) const;
+  CacheCounters counters() const;
+  std::size_t num_open() const;
+  std::int64_t clamp_max_seq_len(std::int64_t batch_size, std::int64_t upper_bound) const;
+  void synchronize();
+  void audit() const;
+
+  TokenDigests& digests() { return digests_; }
+  const LayerGroups& groups() const { return groups_; }
+  const KvCacheConfig& config() const { return config_; }
+  storage::TieredStore& store() { return *store_; }
+
+  // As in Sequence.
+  Result<device::Event> resume(SequenceState& sequence, device::Stream& stream);
+  Result<void> suspend(SequenceState& sequence);
+  void close(SequenceState& sequence);
+  Result<void> resize(SequenceState& sequence, std::optional<std::int64_t> capacity,
+                      std::optional<std::int64_t> history);
+  Result<void> commit(SequenceState& sequence, std::span<const TokenId> tokens,
+                      const CommitOptions& options);
+  Result<void> stop_committing(SequenceState& sequence);
+  Result<void> reserve_snapshot(SequenceState& sequence, std::int64_t position);
+  void cancel_snapshot(SequenceState& sequence, std::int64_t position);
+  Result<void> set_index_table(SequenceState& sequence, LayerGroupId group,
+                               std::span<SlotId> table);
+  std::vector<TokenId> committed_tokens(const SequenceState& sequence) const;
+
+  // RunOwners, called by residency_ under the lock.
+  PageRun* find_run(const RunKey& key) override;
+  void drop_page(const RunKey& key, std::size_t index) override;
+  void lose_page(const RunKey& key, std::size_t index) override;
+  Certificate certificate(const RunKey& key, std::size_t index) override;
+
+ private:
+  using ReadLock = std::shared_lock<std::shared_mutex>;
+  using WriteLock = std::unique_lock<std::shared_mutex>;
+
+  explicit CacheCore(KvCacheConfig config);
+  Result<void> open(device::Device& device);
+  Result<void> check_closed(const char* call) const;
+
+  // Layer groups.
+  std::size_t num_groups() const { return kinds_.size(); }
+  const GroupKind& kind(std::size_t group) const { return *kinds_[group]; }
+  std::int64_t num_blocks(std::int64_t tokens) const;
+
+  // The tree.
+  RunKey node_key(NodeIndex node, std::size_t group) const;
+  RunKey sequence_key(const SequenceState& sequence, std::size_t group) const;
+  PageRun& node_run(NodeIndex node, std::size_t group);
+  NodeIndex split(NodeIndex node, std::int32_t at);
+  void release_page(const RunKey& key, std::size_t index);
+  void remove_snapshot(NodeIndex node, std::size_t group, std::size_t index);
+  void cut(NodeIndex node, std::int32_t num_left);
+  void cut_descendants(NodeIndex node);
+  void release_blocks(NodeIndex node, std::int32_t num_left);
+  void erase_node(NodeIndex node);
+  void tidy_node(NodeIndex node);
+  void clean_up();
+  void settle(NodeIndex node);
+
+  // Paths.
+  NodeIndex path_node(NodeIndex leaf, std::int64_t block) const;
+  void pin_path(NodeIndex leaf, Pins change, const device::Event& last_use);
+  void pin_block(NodeIndex leaf, std::size_t group, std::int64_t block, Pins change,
+                 const device::Event& last_use);
+  void pin_blocks(SequenceState& sequence, std::size_t group, std::int64_t num_blocks, Pins change,
+                  const device::Event& last_use);
+  void pin_snapshot(NodeIndex leaf, std::size_t group, std::int64_t position, Pins change,
+                    const device::Event& last_use);
+  NodeIndex realize(const PrefixMatch& match, std::int64_t num_tokens);
+  void leave_path(SequenceState& sequence, NodeIndex last_left, const device::Event& last_use);
+  bool has_partial_source(const SequenceState& sequence) const;
+
+  // Resume.
+  Result<void> check_gate() const;
+  Result<void> bring_back(SequenceState& sequence);
+  bool has_lost_pages(SequenceState& sequence);
+  bool is_lost(const PageRun& run, std::size_t index) const;
+  void pin_all(SequenceState& sequence, Pins change, const device::Event& last_use);
+  Result<void> verify_page(const RunKey& key, std::size_t index);
+  void gather_cold(SequenceState& sequence, std::vector<Residency::PageRef>& cold);
+  void gather_run(const RunKey& key, const PageRun& run, std::vector<Residency::PageRef>& cold);
+  std::vector<std::int32_t> first_resume_needs(const SequenceState& sequence);
+  Result<void> copy_sources(SequenceState& sequence);
+  Result<PageId> copy_of(const RunKey& key, std::size_t index);
+  void leave_partial_source(SequenceState& sequence);
+  Result<void> verify(SequenceState& sequence);
+  void build_tables(SequenceState& sequence, std::vector<device::Event>& arriving);
+
+  // Index tables.
+  void set_slot(SequenceGroup& group, std::int64_t block, SlotId slot);
+  void trim_table(SequenceGroup& group, std::int64_t num_blocks);
+
+  // Resize.
+  Result<void> check_lengths(const SequenceState& sequence, std::int64_t capacity,
+                             std::int64_t history) const;
+  bool is_within_blocks(const SequenceState& sequence, std::int64_t capacity,
+                        std::int64_t history) const;
+  Result<void> grow(SequenceState& sequence, std::int64_t capacity, std::int64_t history);
+  Result<void> make_room_beside(SequenceState& sequence, std::span<const std::int32_t> needed,
+                                std::span<const BlockRange> stale);
+  void shrink(SequenceState& sequence, std::int64_t capacity);
+  void let_go(SequenceState& sequence, std::size_t group, const BlockRange& stale,
+              device::Event& last_use);
+  std::int32_t num_releasable(const SequenceState& sequence, std::size_t group,
+                              const BlockRange& stale) const;
+  BlockRange kept_stale(const SequenceState& sequence, std::size_t group,
+                        std::int64_t history) const;
+  void allocate_blocks(SequenceState& sequence, std::size_t group, std::int64_t first,
+                       std::int64_t end);
+
+  // Commit.
+  Result<void> check_commit(const SequenceState& sequence, std::int64_t committed) const;
+  void note_written(SequenceState& sequence, std::int64_t from, const device::Event& written);
+  void publish(SequenceState& sequence, const device::Event& written);
+  std::int32_t publish_known(SequenceState& sequence, NodeIndex child, std::int32_t num_done);
+  std::int32_t num_known(const SequenceState& sequence, NodeIndex child, std::int32_t num_done);
+  bool can_append(const SequenceState& sequence, std::int64_t block) const;
+  void publish_new(SequenceState& sequence, std::int32_t num_done, const device::Event& written);
+  void put_page(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t num_done);
+  void note_block(NodeIndex node, const device::Event& written);
+  bool can_take_over(const SequenceState& sequence, NodeIndex node, std::int32_t block) const;
+  void take_over(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t block,
+                 std::int32_t run_index);
+  void replace_page(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t block,
+                    std::int32_t run_index);
+  void drop_published(SequenceState& sequence, std::int32_t num_done);
+  void absorb_shorter(NodeIndex node, NodeIndex shorter);
+  void publish_state(SequenceState& sequence);
+  void publish_tail(SequenceState& sequence);
+  void publish_snapshots(SequenceState& sequence);
+  NodeIndex node_of_position(const SequenceState& sequence, std::int64_t position) const;
+  bool put_snapshot(NodeIndex node, std::size_t group, std::int64_t position, PageId page,
+                    const device::Event& written);
+  void copy_endpoint(SequenceState& sequence, const device::Event& written);
+  bool copy_tail(SequenceState& sequence, NodeIndex node, const device::Event& written);
+  void pin_node(NodeIndex node, Pins change);
+  NodeIndex endpoint_node(SequenceState& sequence);
+  std::optional<PageId> try_allocate(std::size_t group);
+  Priority priority_of(const SequenceState& sequence, std::int64_t block, std::size_t group) const;
+  // After it, nothing that is queued on the stream uses the pages of now; null when suspended.
+  device::Event record(SequenceState& sequence) const;
+  static Pins user_pins(const SequenceState& sequence) {
+    return sequence.status == SequenceStatus::kActive ? Pins{1, 0} : Pins{0, 1};
+  }
+
+  void audit_node(NodeIndex node) const;
+  void audit_sequence(const SequenceState& sequence) const;
+
+  mutable std::shared_mutex mutex_;
+  KvCacheConfig config_;
+  LayerGroups groups_;
+  std::vector<std::unique_ptr<GroupKind>> kinds_;
+  TokenDigests digests_;
+  std::unique_ptr<storage::TieredStore> store_;
+  std::unique_ptr<BlockTree> tree_;
+  std::unique_ptr<Residency> residency_;
+  std::unique_ptr<PrefixMatcher> matcher_;
+  std::deque<SequenceState> sequences_;
+  std::vector<std::uint32_t> free_sequences_;
+  std::size_t num_open_ = 0;
+  // Nodes that may have nothing left to be there for; looked at when an operation ends.
+  std::vector<NodeIndex> to_tidy_;
+  CacheCounters counters_;
+};
+
+}  // namespace slackwater::cache
+
+#endif  // SLACKWATER_CACHE_CACHE_CORE_H_

@@ -1,0 +1,187 @@
+#include "slackwater/cache/kv_cache_manager.h"
+
+#include <utility>
+
+#include "cache/cache_core.h"
+#include "slackwater/base/check.h"
+
+namespace slackwater::cache {
+
+std::string_view to_string(SequenceStatus status) {
+  switch (status) {
+    case SequenceStatus::kSuspended: return "suspended";
+    case SequenceStatus::kActive: return "active";
+    case SequenceStatus::kClosed: return "closed";
+  }
+  return "unknown";
+}
+
+KvCacheManager::KvCacheManager(std::unique_ptr<CacheCore> core) : core_(std::move(core)) {}
+KvCacheManager::~KvCacheManager() = default;
+
+Result<std::unique_ptr<KvCacheManager>> KvCacheManager::create(device::Device& device,
+                                                               KvCacheConfig config) {
+  SLACKWATER_ASSIGN_OR_RETURN(auto core, CacheCore::create(device, std::move(config)));
+  return std::unique_ptr<KvCacheManager>(new KvCacheManager(std::move(core)));
+}
+
+Result<void> KvCacheManager::clear_reusable_blocks() { return core_->clear_reusable_blocks(); }
+Result<void> KvCacheManager::shutdown() { return core_->shutdown(); }
+
+Result<Sequence> KvCacheManager::create_sequence(const SequenceOptions& options) {
+  SLACKWATER_ASSIGN_OR_RETURN(SequenceState* const state, core_->create_sequence(options));
+  return Sequence(core_.get(), state);
+}
+
+MatchDepths KvCacheManager::probe_reuse(const ReuseScope& scope,
+                                        std::span<const TokenId> tokens) const {
+  return core_->probe_reuse(scope, tokens);
+}
+
+std::optional<Digest128> KvCacheManager::probe_first_new_block(
+    const ReuseScope& scope, std::span<const TokenId> tokens) const {
+  return core_->probe_first_new_block(scope, tokens);
+}
+
+TokenDigests& KvCacheManager::token_digests() { return core_->digests(); }
+const LayerGroups& KvCacheManager::layer_groups() const { return core_->groups(); }
+std::int32_t KvCacheManager::tokens_per_block() const { return core_->config().tokens_per_block; }
+
+Result<PageTable> KvCacheManager::page_table(std::int32_t layer, std::string_view role) const {
+  return core_->page_table(layer, role);
+}
+
+TierRoom KvCacheManager::room(storage::Tier tier, LayerGroupId group) const {
+  return core_->room(tier, group);
+}
+
+CacheCounters KvCacheManager::counters() const { return core_->counters(); }
+std::size_t KvCacheManager::num_open_sequences() const { return core_->num_open(); }
+
+std::int64_t KvCacheManager::clamp_max_seq_len(std::int64_t batch_size,
+                                               std::int64_t upper_bound) const {
+  return core_->clamp_max_seq_len(batch_size, upper_bound);
+}
+
+void KvCacheManager::synchronize() { core_->synchronize(); }
+void KvCacheManager::audit() const { core_->audit(); }
+
+Sequence::Sequence(Sequence&& other) noexcept
+    : core_(std::exchange(other.core_, nullptr)), state_(std::exchange(other.state_, nullptr)) {}
+
+Sequence& Sequence::operator=(Sequence&& other) noexcept {
+  if (this == &other) return *this;
+  close();
+  core_ = std::exchange(other.core_, nullptr);
+  state_ = std::exchange(other.state_, nullptr);
+  return *this;
+}
+
+namespace {
+
+// What a closed sequence is asked.
+const SequenceState& closed_state() {
+  static const auto* const state = new SequenceState();
+  return *state;
+}
+
+tl::unexpected<Error> closed(std::string_view call) {
+  return make_error(ErrorCode::kFailedPrecondition, "{} of a sequence that is closed", call);
+}
+
+}  // namespace
+
+void Sequence::close() {
+  if (state_ == nullptr) return;
+  core_->close(*state_);
+  core_ = nullptr;
+  state_ = nullptr;
+}
+
+Result<device::Event> Sequence::resume(device::Stream& stream) {
+  if (state_ == nullptr) return closed("resume");
+  return core_->resume(*state_, stream);
+}
+
+Result<void> Sequence::suspend() {
+  if (state_ == nullptr) return closed("suspend");
+  return core_->suspend(*state_);
+}
+
+Result<void> Sequence::resize(std::optional<std::int64_t> capacity,
+                              std::optional<std::int64_t> history) {
+  if (state_ == nullptr) return closed("resize");
+  return core_->resize(*state_, capacity, history);
+}
+
+Result<void> Sequence::commit(std::span<const TokenId> tokens, const CommitOptions& options) {
+  if (state_ == nullptr) return closed("commit");
+  return core_->commit(*state_, tokens, options);
+}
+
+Result<void> Sequence::stop_committing() {
+  if (state_ == nullptr) return closed("stop_committing");
+  return core_->stop_committing(*state_);
+}
+
+Result<void> Sequence::reserve_snapshot(std::int64_t position) {
+  if (state_ == nullptr) return closed("reserve_snapshot");
+  return core_->reserve_snapshot(*state_, position);
+}
+
+std::optional<SlotId> Sequence::snapshot_slot(LayerGroupId group, std::int64_t position) const {
+  if (state_ == nullptr) return std::nullopt;
+  for (const ReservedSnapshot& snapshot : state_->snapshots) {
+    if (snapshot.position != position) continue;
+    const PageId page = snapshot.pages[index_of(group)];
+    if (!is_null(page)) return core_->store().slot(page);
+  }
+  return std::nullopt;
+}
+
+void Sequence::cancel_snapshot(std::int64_t position) {
+  if (state_ != nullptr) core_->cancel_snapshot(*state_, position);
+}
+
+std::span<const SlotId> Sequence::slots(LayerGroupId group) const {
+  if (state_ == nullptr) return {};
+  return state_->groups[index_of(group)].slots;
+}
+
+Result<void> Sequence::set_index_table(LayerGroupId group, std::span<SlotId> table) {
+  if (state_ == nullptr) return closed("set_index_table");
+  return core_->set_index_table(*state_, group, table);
+}
+
+std::vector<TokenId> Sequence::committed_tokens() const {
+  return state_ == nullptr ? std::vector<TokenId>() : core_->committed_tokens(*state_);
+}
+
+SequenceStatus Sequence::status() const {
+  return state_ == nullptr ? SequenceStatus::kClosed : state_->status;
+}
+std::int64_t Sequence::num_committed() const {
+  return (state_ == nullptr ? closed_state() : *state_).num_committed;
+}
+std::int64_t Sequence::history() const {
+  return (state_ == nullptr ? closed_state() : *state_).history;
+}
+std::int64_t Sequence::capacity() const {
+  return (state_ == nullptr ? closed_state() : *state_).capacity;
+}
+std::int64_t Sequence::num_blocks() const {
+  if (state_ == nullptr) return 0;
+  const std::int64_t size = core_->config().tokens_per_block;
+  return (state_->capacity + size - 1) / size;
+}
+RequestId Sequence::request() const {
+  return (state_ == nullptr ? closed_state() : *state_).request;
+}
+const ReuseScope& Sequence::scope() const {
+  return (state_ == nullptr ? closed_state() : *state_).scope;
+}
+const MatchDepths& Sequence::match() const {
+  return (state_ == nullptr ? closed_state() : *state_).match;
+}
+
+}  // namespace slackwater::cache

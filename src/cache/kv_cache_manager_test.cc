@@ -1,0 +1,160 @@
+#include "slackwater/cache/kv_cache_manager.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cache/manager_test_support.h"
+
+namespace slackwater::cache {
+namespace {
+
+using testing::HasSubstr;
+
+const LayerKind kFull = FullAttention();
+const LayerKind kState = Recurrent();
+
+TEST(KvCacheManager, APromptIsFoundAgainButForItsLastToken) {
+  TestCache cache(test_config({kFull}, 8));
+  const Tokens prompt = numbers(0, 40);
+  EXPECT_EQ(cache.manager->probe_reuse({}, prompt).reused, 0);
+  cache.run(prompt);
+  EXPECT_EQ(cache.manager->probe_reuse({}, prompt).reused, 39);
+  EXPECT_EQ(cache.reusable(prompt), 40);
+  Sequence again = cache.create(prompt);
+  EXPECT_EQ(again.num_committed(), 39);
+  EXPECT_EQ(again.history(), 39);
+  EXPECT_EQ(again.capacity(), 39);
+  cache.resume(again);
+  cache.compute(again, prompt);
+  EXPECT_EQ(cache.engine.mismatches(), 0);
+}
+
+TEST(KvCacheManager, ABlockThatMatchesInPartIsCopied) {
+  TestCache cache(test_config({kFull}, 8));
+  cache.run(numbers(0, 16));
+  Tokens fork = numbers(0, 13);
+  fork.push_back(99);
+  fork.push_back(98);
+  Sequence sequence = cache.create(fork);
+  EXPECT_EQ(sequence.num_committed(), 13);
+  cache.resume(sequence);
+  cache.compute(sequence, fork);
+  EXPECT_EQ(cache.engine.mismatches(), 0);
+  // Neither has written to the other's page.
+  Sequence first = cache.create(numbers(0, 17));
+  EXPECT_EQ(first.num_committed(), 16);
+  cache.resume(first);
+  cache.compute(first, numbers(0, 17));
+  EXPECT_EQ(cache.engine.mismatches(), 0);
+  sequence.close();
+  EXPECT_EQ(cache.reusable(fork), 15) << "the partial block at its end";
+  EXPECT_EQ(cache.reusable(numbers(0, 16)), 16);
+}
+
+TEST(KvCacheManager, ASuspendedSequenceComesBack) {
+  KvCacheConfig config = test_config({kFull, SlidingWindow{9, 3}, kState}, 4);
+  TestCache cache(std::move(config));
+  Sequence sequence = cache.create(numbers(0, 30));
+  cache.resume(sequence);
+  cache.compute(sequence, numbers(0, 30));
+  for (std::int64_t length = 31; length < 60; ++length) {
+    ASSERT_TRUE(sequence.suspend().has_value());
+    cache.manager->audit();
+    EXPECT_TRUE(sequence.slots(LayerGroupId(0)).empty());
+    cache.resume(sequence);
+    cache.compute(sequence, numbers(0, length));
+  }
+  EXPECT_EQ(cache.engine.mismatches(), 0);
+}
+
+TEST(KvCacheManager, WhoIsSuspendedMakesRoomOnTheHost) {
+  // 16 blocks of 4 tokens on the device, as many on the host.
+  KvCacheConfig config = test_config({kFull}, 64, 16 * 512);
+  config.host_bytes = 16 * 512;
+  TestCache cache(std::move(config));
+  Sequence a = cache.create(numbers(0, 10 * 64));
+  Sequence b = cache.create(numbers(5000, 10 * 64));
+  cache.resume(a);
+  cache.compute(a, numbers(0, 10 * 64));
+  ASSERT_TRUE(a.suspend().has_value());
+  cache.resume(b);
+  cache.compute(b, numbers(5000, 10 * 64));
+  ASSERT_TRUE(b.suspend().has_value());
+  EXPECT_EQ(cache.manager->counters().pages_dropped, 0);
+  cache.resume(a);
+  cache.compute(a, numbers(0, 10 * 64 + 1));
+  EXPECT_EQ(cache.engine.mismatches(), 0);
+}
+
+TEST(KvCacheManager, WhatNobodyUsesIsDroppedOldestFirst) {
+  KvCacheConfig config = test_config({kFull}, 64, 16 * 512);
+  TestCache cache(std::move(config));
+  const std::int64_t slots = cache.manager->room(storage::Tier::kDevice, LayerGroupId(0)).total;
+  ASSERT_EQ(slots, 16);
+  cache.run(numbers(0, 6 * 64));
+  cache.run(numbers(5000, 6 * 64));
+  cache.run(numbers(9000, 6 * 64));
+  EXPECT_EQ(cache.reusable(numbers(0, 6 * 64)), 4 * 64) << "its end left first";
+  EXPECT_EQ(cache.reusable(numbers(5000, 6 * 64)), 6 * 64);
+  EXPECT_EQ(cache.manager->counters().pages_dropped, 2);
+}
+
+TEST(KvCacheManager, ASnapshotServesItsOwnPositionOnly) {
+  TestCache cache(test_config({kFull, kState}, 8));
+  const Tokens prompt = numbers(0, 40);
+  Sequence sequence = cache.create(prompt);
+  cache.resume(sequence);
+  ASSERT_TRUE(sequence.resize(40).has_value());
+  ASSERT_TRUE(sequence.reserve_snapshot(19).has_value());
+  ASSERT_TRUE(sequence.reserve_snapshot(32).has_value());
+  cache.compute(sequence, prompt);
+  EXPECT_EQ(cache.reusable(numbers(0, 18)), 0);
+  EXPECT_EQ(cache.reusable(numbers(0, 19)), 19);
+  EXPECT_EQ(cache.reusable(numbers(0, 31)), 19);
+  EXPECT_EQ(cache.reusable(prompt), 32);
+  sequence.close();
+  EXPECT_EQ(cache.reusable(prompt), 40) << "the state of the end";
+  EXPECT_EQ(cache.manager->probe_reuse({}, prompt).attention, 39);
+  Sequence again = cache.create(prompt);
+  EXPECT_EQ(again.num_committed(), 32);
+  cache.resume(again);
+  cache.compute(again, prompt);
+  EXPECT_EQ(cache.engine.mismatches(), 0);
+}
+
+TEST(KvCacheManager, EndpointsAreKeptAsCopies) {
+  KvCacheConfig config = test_config({kFull, SlidingWindow{6, 0}, kState}, 16);
+  config.commit_policy = CommitPolicy::kEndpointsOnly;
+  TestCache cache(std::move(config));
+  Sequence sequence = cache.create(numbers(0, 26));
+  cache.resume(sequence);
+  for (const std::int64_t end : {10, 20, 25}) cache.compute(sequence, numbers(0, end));
+  cache.manager->synchronize();
+  EXPECT_EQ(cache.reusable(numbers(0, 9)), 0);
+  EXPECT_EQ(cache.reusable(numbers(0, 10)), 10);
+  EXPECT_EQ(cache.reusable(numbers(0, 19)), 10);
+  EXPECT_EQ(cache.reusable(numbers(0, 24)), 20);
+  EXPECT_EQ(cache.reusable(numbers(0, 25)), 25);
+  for (const std::int64_t end : {11, 21, 26}) {
+    Sequence again = cache.create(numbers(0, end));
+    EXPECT_EQ(again.num_committed(), end - 1);
+    cache.resume(again);
+    cache.compute(again, numbers(0, end));
+  }
+  EXPECT_EQ(cache.engine.mismatches(), 0);
+}
+
+TEST(KvCacheManager, OpenSequencesKeepItOpen) {
+  TestCache cache(test_config({kFull}, 8));
+  Sequence sequence = cache.create(numbers(0, 4));
+  const auto cleared = cache.manager->clear_reusable_blocks();
+  ASSERT_FALSE(cleared.has_value());
+  EXPECT_THAT(cleared.error().text(), HasSubstr("clear_reusable_blocks: 1 sequence(s) still open"));
+  EXPECT_THAT(cache.manager->shutdown().error().text(), HasSubstr("shutdown: 1 sequence(s)"));
+  sequence.close();
+  EXPECT_TRUE(cache.manager->shutdown().has_value());
+  EXPECT_TRUE(cache.manager->shutdown().has_value());
+}
+
+}  // namespace
+}  // namespace slackwater::cache

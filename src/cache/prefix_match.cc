@@ -1,0 +1,208 @@
+#include "cache/prefix_match.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "slackwater/base/check.h"
+
+namespace slackwater::cache {
+namespace {
+
+using device::EventStatus;
+
+// Children that share the front of a block are tried up to this number.
+constexpr std::size_t kMostOverlaps = 16;
+
+}  // namespace
+
+// What the steps of a walk offer to one group.
+class PrefixMatcher::Offer final : public GroupOffer {
+ public:
+  Offer(const PrefixMatcher& matcher, const Walk& walk, LayerGroupId group)
+      : matcher_(matcher), walk_(walk), group_(group) {}
+
+  std::int32_t coverage(std::int64_t block) const override {
+    // Windows ask near the end of the path.
+    for (auto step = walk_.steps.rbegin(); step != walk_.steps.rend(); ++step) {
+      const TreeNode& node = matcher_.tree_.node(step->node);
+      if (block < node.first_block) continue;
+      return matcher_.usable_coverage(node, group_,
+                                      static_cast<std::int32_t>(block - node.first_block));
+    }
+    return 0;
+  }
+
+  std::int64_t unbroken(std::int64_t limit) const override {
+    std::int64_t position = 0;
+    for (const MatchStep& step : walk_.steps) {
+      const TreeNode& node = matcher_.tree_.node(step.node);
+      const PageRun& run = node.runs[index_of(group_)];
+      const std::int64_t first = matcher_.tree_.first_token(node);
+      const std::int64_t end =
+          std::min(matcher_.tree_.end_token(node),
+                   first + std::int64_t{step.num_blocks} * matcher_.tree_.tokens_per_block());
+      if (run.num_pages() == node.num_blocks() && node.short_pages.empty() && !run.may_be_lost) {
+        position = end;
+        continue;
+      }
+      for (std::int32_t block = 0; block < step.num_blocks; ++block) {
+        const std::int32_t there = matcher_.usable_coverage(node, group_, block);
+        const std::int64_t begin = first + std::int64_t{block} * matcher_.tree_.tokens_per_block();
+        if (there < std::ssize(matcher_.tree_.block_tokens(node, block))) {
+          return std::min(limit, begin + there);
+        }
+      }
+      position = end;
+    }
+    return std::min(limit, position);
+  }
+
+  std::int64_t snapshot_at_most(std::int64_t limit) const override {
+    for (auto step = walk_.steps.rbegin(); step != walk_.steps.rend(); ++step) {
+      const PageRun& run = matcher_.tree_.node(step->node).runs[index_of(group_)];
+      const auto past = std::upper_bound(run.positions.begin(), run.positions.end(), limit);
+      for (auto i = past - run.positions.begin() - 1; i >= 0; --i) {
+        const auto at = static_cast<std::size_t>(i);
+        if (matcher_.is_usable_snapshot(run, at)) return run.positions[at];
+      }
+    }
+    return 0;
+  }
+
+ private:
+  const PrefixMatcher& matcher_;
+  const Walk& walk_;
+  const LayerGroupId group_;
+};
+
+bool PrefixMatcher::is_usable_snapshot(const PageRun& run, std::size_t index) const {
+  return run.written[index].status() == EventStatus::kSucceeded &&
+         store_.ready(run.pages[index]).status() != EventStatus::kFailed;
+}
+
+std::int32_t PrefixMatcher::usable_coverage(const TreeNode& node, LayerGroupId group,
+                                            std::int32_t block) const {
+  const std::int32_t covered = tree_.coverage(node, group, block);
+  const PageRun& run = node.runs[index_of(group)];
+  if (covered == 0 || !run.may_be_lost) return covered;
+  const PageId page = run.pages[static_cast<std::size_t>(block)];
+  return store_.ready(page).status() == EventStatus::kFailed ? 0 : covered;
+}
+
+std::int32_t PrefixMatcher::visible_blocks(const TreeNode& node) const {
+  std::int32_t visible = node.num_written;
+  for (const PendingWrite& write : node.writes) {
+    if (write.written.status() != EventStatus::kSucceeded) break;
+    visible = write.end_block;
+  }
+  return visible;
+}
+
+// Compares the query with the tree as far as they agree.
+PrefixMatcher::Walk PrefixMatcher::walk(NodeIndex root, std::span<const TokenId> tokens) const {
+  const auto block = static_cast<std::size_t>(tree_.tokens_per_block());
+  Walk walk;
+  walk.ends_with_block = true;
+  NodeIndex above = root;
+  while (static_cast<std::size_t>(walk.num_tokens) < tokens.size()) {
+    const auto rest = tokens.subspan(static_cast<std::size_t>(walk.num_tokens));
+    // The last block of a query may be partial, and meet an equal one.
+    const NodeIndex child = tree_.find_child(above, rest.first(std::min(rest.size(), block)));
+    if (child == kNoNode) break;
+    const TreeNode& node = tree_.node(child);
+    const auto visible =
+        std::min(node.tokens.size(), static_cast<std::size_t>(visible_blocks(node)) * block);
+    const auto most = std::min(visible, rest.size());
+    const auto agreed = static_cast<std::size_t>(
+        std::mismatch(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(most),
+                      node.tokens.begin())
+            .first -
+        rest.begin());
+    if (agreed == 0) break;
+    walk.steps.push_back({child, static_cast<std::int32_t>((agreed + block - 1) / block)});
+    walk.num_tokens += static_cast<std::int64_t>(agreed);
+    walk.ends_with_block = agreed % block == 0 || agreed == node.tokens.size();
+    if (agreed < node.tokens.size() || agreed % block != 0) return walk;
+    above = child;
+  }
+  return walk;
+}
+
+// Rounds down where blocks are only to be used whole.
+std::int64_t PrefixMatcher::trim(const Walk& walk, std::int64_t position) const {
+  if (options_.partial) return position;
+  if (walk.ends_with_block && position == walk.num_tokens) return position;
+  return position - position % tree_.tokens_per_block();
+}
+
+// Asks all groups until none of them lowers the position.
+std::int64_t PrefixMatcher::lower_to(const Walk& walk, std::int64_t limit,
+                                     bool asks_snapshots) const {
+  std::int64_t position = trim(walk, limit);
+  while (position > 0) {
+    const std::int64_t before = position;
+    for (std::size_t g = 0; g < kinds_.size(); ++g) {
+      if (!asks_snapshots && !kinds_[g]->has_block_pages()) continue;
+      const Offer offer(*this, walk, LayerGroupId(static_cast<std::int32_t>(g)));
+      position = trim(walk, kinds_[g]->longest_usable(offer, position));
+    }
+    if (position == before) break;
+  }
+  return position;
+}
+
+void PrefixMatcher::lower(const Walk& walk, MatchDepths& depths) const {
+  depths.content = walk.num_tokens;
+  const std::int64_t limit = std::max<std::int64_t>(0, walk.num_tokens - options_.backoff);
+  depths.attention = lower_to(walk, limit, false);
+  depths.reused = lower_to(walk, depths.attention, true);
+}
+
+PrefixMatch PrefixMatcher::find(const ReuseScope& scope, std::span<const TokenId> tokens) const {
+  PrefixMatch match;
+  const auto query = tokens.first(tokens.empty() ? 0 : tokens.size() - 1);
+  match.depths.lookup = std::ssize(query);
+  const auto root = tree_.find_root(scope);
+  if (!root.has_value()) return match;
+  match.root = *root;
+  Walk best = walk(*root, query);
+  lower(best, match.depths);
+  const auto rest = query.subspan(static_cast<std::size_t>(best.num_tokens));
+  if (options_.partial && !rest.empty() && best.num_tokens % tree_.tokens_per_block() == 0) {
+    const NodeIndex above = best.steps.empty() ? *root : best.steps.back().node;
+    const bool is_at_end =
+        best.steps.empty() || best.steps.back().num_blocks == tree_.node(above).num_blocks();
+    const Walk whole = best;
+    if (is_at_end) {
+      for (const BlockTree::Overlap& overlap :
+           tree_.overlapping_children(above, rest, kMostOverlaps)) {
+        if (visible_blocks(tree_.node(overlap.child)) == 0) continue;
+        Walk other = whole;
+        other.steps.push_back({overlap.child, 1});
+        other.num_tokens += overlap.num_tokens;
+        other.ends_with_block =
+            overlap.num_tokens == std::ssize(tree_.block_tokens(tree_.node(overlap.child), 0));
+        MatchDepths depths = match.depths;
+        lower(other, depths);
+        const bool is_better = depths.reused > match.depths.reused;
+        if (!is_better && best.steps.size() > whole.steps.size()) continue;
+        best = std::move(other);
+        match.depths = depths;
+        // Less in common cannot serve more than all of what this one has.
+        if (depths.reused == depths.content) break;
+      }
+    }
+  }
+  // Steps past the result are of no use.
+  std::int64_t blocks =
+      (match.depths.reused + tree_.tokens_per_block() - 1) / tree_.tokens_per_block();
+  for (const MatchStep& step : best.steps) {
+    if (blocks == 0) break;
+    const auto used = static_cast<std::int32_t>(std::min<std::int64_t>(blocks, step.num_blocks));
+    match.steps.push_back({step.node, used});
+    blocks -= used;
+  }
+  return match;
+}
+
+}  // namespace slackwater::cache

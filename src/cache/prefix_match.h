@@ -1,0 +1,83 @@
+#ifndef SLACKWATER_CACHE_PREFIX_MATCH_H_
+#define SLACKWATER_CACHE_PREFIX_MATCH_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cache/block_tree.h"
+#include "cache/kinds/group_kind.h"
+#include "slackwater/cache/match_depths.h"
+#include "slackwater/storage/tiered_store.h"
+
+namespace slackwater::cache {
+
+// A part of the path that a query has in common with the tree.
+struct MatchStep {
+  NodeIndex node = kNoNode;
+  std::int32_t num_blocks = 0;  // the last one may be matched in part
+};
+
+struct PrefixMatch {
+  NodeIndex root = kNoNode;
+  std::vector<MatchStep> steps;
+  MatchDepths depths;
+};
+
+// Finds how much of a query every layer group can serve.
+//
+// First the tokens are compared along the tree, as far as blocks are visible and known to be
+// written. Then the tail that is to be computed again is taken off, once, and the result is
+// lowered to the largest position that all groups can serve, each asked until none lowers it.
+// Where the query ends within a block that several children share in part, those with the longest
+// common front are tried, and the one that serves most is taken.
+//
+// Source: kvcm_v2.md 3.2; choosing by usable length is ours.
+// Invariants:
+//   I1  reused <= attention <= content <= lookup.
+// Threads: reads the tree only; any number at a time.
+// Errors: none.
+// Cost: comparing tokens at memory speed, one hash of a block per node.
+class PrefixMatcher {
+ public:
+  struct Options {
+    bool partial = true;
+    std::int64_t backoff = 0;
+  };
+
+  PrefixMatcher(const BlockTree& tree, const storage::TieredStore& store,
+                std::span<const std::unique_ptr<GroupKind>> kinds, const Options& options)
+      : tree_(tree), store_(store), kinds_(kinds), options_(options) {}
+
+  PrefixMatch find(const ReuseScope& scope, std::span<const TokenId> tokens) const;
+
+  // How many leading blocks of a node are known to be written, with every page that its group
+  // cannot do without.
+  std::int32_t visible_blocks(const TreeNode& node) const;
+  // For how many tokens of a block the page of a group can be used.
+  std::int32_t usable_coverage(const TreeNode& node, LayerGroupId group, std::int32_t block) const;
+  bool is_usable_snapshot(const PageRun& run, std::size_t index) const;
+
+ private:
+  struct Walk {
+    std::vector<MatchStep> steps;
+    std::int64_t num_tokens = 0;
+    bool ends_with_block = false;  // the last block is matched to its end
+  };
+  class Offer;
+
+  Walk walk(NodeIndex root, std::span<const TokenId> tokens) const;
+  void lower(const Walk& walk, MatchDepths& depths) const;
+  std::int64_t lower_to(const Walk& walk, std::int64_t limit, bool asks_snapshots) const;
+  std::int64_t trim(const Walk& walk, std::int64_t position) const;
+
+  const BlockTree& tree_;
+  const storage::TieredStore& store_;
+  const std::span<const std::unique_ptr<GroupKind>> kinds_;
+  const Options options_;
+};
+
+}  // namespace slackwater::cache
+
+#endif  // SLACKWATER_CACHE_PREFIX_MATCH_H_

@@ -1,0 +1,410 @@
+// How blocks of a sequence become nodes of the tree.
+
+#include <algorithm>
+#include <array>
+
+#include "cache/cache_core.h"
+#include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
+
+namespace slackwater::cache {
+
+using device::Event;
+using device::EventStatus;
+
+Priority CacheCore::priority_of(const SequenceState& sequence, std::int64_t block,
+                                std::size_t group) const {
+  if (!sequence.priority) return kDefaultPriority;
+  const Priority priority = sequence.priority(BlockOrdinal(static_cast<std::int32_t>(block)),
+                                              LayerGroupId(static_cast<std::int32_t>(group)));
+  return std::min(priority, kMaxPriority);
+}
+
+// Whether a block can go on in the node where the path ends: nobody else is there, nothing follows,
+// and its pages are to stay as long.
+bool CacheCore::can_append(const SequenceState& sequence, std::int64_t block) const {
+  const TreeNode& leaf = tree_->node(sequence.leaf);
+  if (leaf.is_root() || leaf.num_children > 0 || leaf.num_blocks() == kMaxNodeBlocks ||
+      leaf.users.locks + leaf.users.holds != 1 || tree_->is_partial(leaf)) {
+    return false;
+  }
+  if (!sequence.priority) {
+    return std::all_of(leaf.runs.begin(), leaf.runs.end(),
+                       [](const PageRun& run) { return run.priority == kDefaultPriority; });
+  }
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (leaf.runs[g].priority != priority_of(sequence, block, g)) return false;
+  }
+  return true;
+}
+
+// A page of its own becomes the last one of a node.
+void CacheCore::put_page(SequenceState& sequence, std::size_t group, NodeIndex node,
+                         std::int32_t num_done) {
+  SequenceGroup& own = sequence.groups[group];
+  PageRun& run = node_run(node, group);
+  const auto from = static_cast<std::size_t>(num_done);
+  PageId page;
+  if (from < own.run.pages.size() && !is_null(own.run.pages[from])) {
+    own.run.last_use = {};  // it stays with the same user
+    page = residency_->take_page(sequence_key(sequence, group), own.run, from);
+  }
+  run.pages.push_back(page);
+  if (run.is_pinned_by_page) {
+    const bool is_needed = !own.stale.contains(own.first_block + num_done);
+    run.pins.push_back(is_needed ? user_pins(sequence) : Pins());
+  }
+  if (is_null(page)) return;
+  const std::size_t i = run.pages.size() - 1;
+  if (store_->tier(page) != Tier::kDisk) {
+    store_->certify(page, certificate(node_key(node, group), i));
+  }
+  residency_->page_added(node_key(node, group), run, i);
+}
+
+// Others see the last block of a node once it is written.
+void CacheCore::note_block(NodeIndex index, const Event& written) {
+  TreeNode& node = tree_->node(index);
+  if (node.is_broken) return;
+  const bool is_written =
+      written.status() == EventStatus::kSucceeded || SLACKWATER_MUTANT(publish_before_written);
+  if (is_written && node.writes.empty()) {
+    node.num_written = node.num_blocks();
+  } else {
+    node.writes.push_back({node.num_blocks(), written});
+  }
+}
+
+// The next block becomes a node, or the end of one.
+void CacheCore::publish_new(SequenceState& sequence, std::int32_t num_done, const Event& written) {
+  const std::int64_t block = sequence.num_path_blocks;
+  const auto size = static_cast<std::size_t>(config_.tokens_per_block);
+  const auto rest = std::span<const TokenId>(sequence.unpublished)
+                        .subspan(static_cast<std::size_t>(num_done) * size);
+  const auto tokens = rest.first(std::min(rest.size(), size));
+  const bool appends = tokens.size() == size && can_append(sequence, block);
+  NodeIndex shorter = kNoNode;
+  if (appends) {
+    tree_->append(sequence.leaf, tokens);
+  } else {
+    shorter = tree_->find_shorter_child(sequence.leaf, tokens);
+    const NodeIndex made = tree_->add(sequence.leaf, tokens);
+    TreeNode& node = tree_->node(made);
+    node.users = user_pins(sequence);
+    for (std::size_t g = 0; g < num_groups(); ++g) {
+      node.runs[g].priority = priority_of(sequence, block, g);
+      if (kind(g).needs_every_block()) node.runs[g].whole = user_pins(sequence);
+    }
+    sequence.leaf = made;
+  }
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (kind(g).has_block_pages()) put_page(sequence, g, sequence.leaf, num_done);
+  }
+  note_block(sequence.leaf, written);
+  ++sequence.num_path_blocks;
+  if (shorter != kNoNode && tree_->node(shorter).users == Pins()) {
+    absorb_shorter(sequence.leaf, shorter);
+  }
+}
+
+// How many blocks of a child are the next ones of the sequence, written, and can be shared.
+std::int32_t CacheCore::num_known(const SequenceState& sequence, NodeIndex child,
+                                  std::int32_t num_done) {
+  settle(child);
+  const TreeNode& node = tree_->node(child);
+  const auto size = static_cast<std::size_t>(config_.tokens_per_block);
+  const auto rest = std::span<const TokenId>(sequence.unpublished)
+                        .subspan(static_cast<std::size_t>(num_done) * size);
+  const std::int32_t most =
+      std::min(node.num_written, static_cast<std::int32_t>(rest.size() / size));
+  std::int32_t known = 0;
+  while (known < most) {
+    const auto tokens = rest.subspan(static_cast<std::size_t>(known) * size, size);
+    if (!std::ranges::equal(tokens, tree_->block_tokens(node, known))) break;
+    if (!can_take_over(sequence, child, known)) break;
+    ++known;
+  }
+  return known;
+}
+
+// Whether every page of a block is either as good as ours, or nobody's that ours cannot replace.
+bool CacheCore::can_take_over(const SequenceState& sequence, NodeIndex index,
+                              std::int32_t block) const {
+  const TreeNode& node = tree_->node(index);
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (!kind(g).has_block_pages()) continue;
+    const PageRun& run = node.runs[g];
+    const auto i = static_cast<std::size_t>(block);
+    const bool is_good = matcher_->usable_coverage(node, LayerGroupId(static_cast<std::int32_t>(g)),
+                                                   block) == config_.tokens_per_block;
+    if (is_good || !run.is_pinned_by_page) continue;
+    if (!is_null(run.pages[i]) && run.pins[i] != Pins()) return false;
+  }
+  static_cast<void>(sequence);
+  return true;
+}
+
+// Ours takes the place of theirs, which is worse or far away.
+void CacheCore::replace_page(SequenceState& sequence, std::size_t group, NodeIndex index,
+                             std::int32_t block, std::int32_t run_index) {
+  SequenceGroup& own = sequence.groups[group];
+  PageRun& run = node_run(index, group);
+  const auto i = static_cast<std::size_t>(block);
+  release_page(node_key(index, group), i);
+  run.pages[i] = residency_->take_page(sequence_key(sequence, group), own.run,
+                                       static_cast<std::size_t>(run_index));
+  tree_->set_coverage(tree_->node(index), run.group, block, config_.tokens_per_block);
+  if (store_->tier(run.pages[i]) != Tier::kDisk) {
+    store_->certify(run.pages[i], certificate(node_key(index, group), i));
+  }
+  residency_->page_added(node_key(index, group), run, i);
+}
+
+// One page of a block that is known: theirs if it is here, else ours. The other one is given up.
+void CacheCore::take_over(SequenceState& sequence, std::size_t group, NodeIndex index,
+                          std::int32_t block, std::int32_t run_index) {
+  SequenceGroup& own = sequence.groups[group];
+  PageRun& run = node_run(index, group);
+  const auto ours = static_cast<std::size_t>(run_index);
+  const auto theirs = static_cast<std::size_t>(block);
+  if (ours >= own.run.pages.size() || is_null(own.run.pages[ours])) return;
+  const PageId page = run.pages[theirs];
+  const bool is_here =
+      matcher_->usable_coverage(tree_->node(index), run.group, block) == config_.tokens_per_block &&
+      store_->tier(page) == Tier::kDevice &&
+      store_->ready(page).status() == EventStatus::kSucceeded;
+  if (!is_here) {
+    replace_page(sequence, group, index, block, run_index);
+    return;
+  }
+  own.run.last_use = record(sequence);
+  release_page(sequence_key(sequence, group), ours);
+  if (sequence.status != SequenceStatus::kActive) return;
+  set_slot(own, own.first_block + run_index, store_->slot(page));
+}
+
+// Goes on in a child that has the next blocks; 0 when it cannot be shared now.
+std::int32_t CacheCore::publish_known(SequenceState& sequence, NodeIndex child,
+                                      std::int32_t num_done) {
+  const std::int32_t known = num_known(sequence, child, num_done);
+  if (known == 0) return 0;
+  NodeIndex node = child;
+  if (known < tree_->node(child).num_blocks()) node = split(child, known);
+  const Pins pins = user_pins(sequence);
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (!kind(g).has_block_pages()) continue;
+    const SequenceGroup& own = sequence.groups[g];
+    for (std::int32_t i = 0; i < known; ++i) {
+      take_over(sequence, g, node, i, num_done + i);
+      if (!node_run(node, g).is_pinned_by_page) continue;
+      if (own.stale.contains(own.first_block + num_done + i)) continue;
+      residency_->pin_page(node_key(node, g), node_run(node, g), static_cast<std::size_t>(i), pins);
+    }
+    if (kind(g).needs_every_block()) {
+      residency_->pin_whole(node_key(node, g), node_run(node, g), pins);
+    }
+  }
+  tree_->node(node).users.locks += pins.locks;
+  tree_->node(node).users.holds += pins.holds;
+  sequence.leaf = node;
+  sequence.num_path_blocks += known;
+  return known;
+}
+
+// Takes published blocks out of what is the sequence's own.
+void CacheCore::drop_published(SequenceState& sequence, std::int32_t num_done) {
+  if (num_done == 0) return;
+  const auto tokens =
+      std::min(sequence.unpublished.size(), static_cast<std::size_t>(num_done) *
+                                                static_cast<std::size_t>(config_.tokens_per_block));
+  digests_.release(std::span(sequence.unpublished).first(tokens));
+  sequence.unpublished.erase(sequence.unpublished.begin(),
+                             sequence.unpublished.begin() + static_cast<std::ptrdiff_t>(tokens));
+  Event last_use;
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (!kind(g).has_block_pages()) continue;
+    SequenceGroup& own = sequence.groups[g];
+    const auto count = std::min(own.run.pages.size(), static_cast<std::size_t>(num_done));
+    own.run.pages.erase(own.run.pages.begin(),
+                        own.run.pages.begin() + static_cast<std::ptrdiff_t>(count));
+    own.first_block += num_done;
+    let_go(sequence, g, kept_stale(sequence, g, sequence.history), last_use);
+  }
+}
+
+// Every full block that is committed and not in the tree yet.
+void CacheCore::publish(SequenceState& sequence, const Event& written) {
+  const std::int64_t size = config_.tokens_per_block;
+  std::int32_t num_done = 0;
+  while (std::ssize(sequence.unpublished) - num_done * size >= size) {
+    const auto tokens =
+        std::span<const TokenId>(sequence.unpublished)
+            .subspan(static_cast<std::size_t>(num_done * size), static_cast<std::size_t>(size));
+    const NodeIndex child = tree_->find_child(sequence.leaf, tokens);
+    if (child == kNoNode) {
+      publish_new(sequence, num_done, written);
+      ++num_done;
+      continue;
+    }
+    const std::int32_t known = publish_known(sequence, child, num_done);
+    if (known == 0) break;
+    num_done += known;
+  }
+  drop_published(sequence, num_done);
+}
+
+// A longer block has come: what the shorter one has and it has not goes over, with its coverage.
+void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
+  TreeNode& from = tree_->node(shorter);
+  TreeNode& to = tree_->node(longer);
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    PageRun& source = from.runs[g];
+    PageRun& target = to.runs[g];
+    if (!kind(g).has_block_pages()) {
+      while (!source.pages.empty()) {
+        const std::int64_t position = source.positions.back();
+        const Event written = source.written.back();
+        const PageId page =
+            residency_->take_page(node_key(shorter, g), source, source.pages.size() - 1);
+        source.pages.pop_back();
+        source.pins.pop_back();
+        source.positions.pop_back();
+        source.written.pop_back();
+        if (store_->tier(page) == Tier::kDisk ||
+            !put_snapshot(longer, g, position, page, written)) {
+          store_->release(page);
+        }
+      }
+      continue;
+    }
+    const LayerGroupId group(static_cast<std::int32_t>(g));
+    const std::int32_t covered = tree_->coverage(from, group, 0);
+    if (covered == 0 || target.pages.empty() || !is_null(target.pages[0])) continue;
+    target.pages[0] = residency_->take_page(node_key(shorter, g), source, 0);
+    tree_->set_coverage(to, group, 0, covered);
+    residency_->page_added(node_key(longer, g), target, 0);
+  }
+  erase_node(shorter);
+}
+
+// A state that is exactly that of the end becomes a snapshot.
+void CacheCore::publish_state(SequenceState& sequence) {
+  const std::int64_t end = sequence.num_committed;
+  const NodeIndex node = node_of_position(sequence, end);
+  if (sequence.history != end || node == kNoNode) return;
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    SequenceGroup& own = sequence.groups[g];
+    if (kind(g).has_block_pages() || own.run.pages.empty() || is_null(own.run.pages[0])) continue;
+    if (store_->tier(own.run.pages[0]) == Tier::kDisk) continue;
+    const PageRun& run = node_run(node, g);
+    if (std::binary_search(run.positions.begin(), run.positions.end(), end)) continue;
+    const PageId page = residency_->take_page(sequence_key(sequence, g), own.run, 0);
+    own.run.pages.clear();
+    put_snapshot(node, g, end, page, {});
+  }
+}
+
+// The end: a partial block and the state go into the tree as they are.
+void CacheCore::publish_tail(SequenceState& sequence) {
+  const std::int64_t size = config_.tokens_per_block;
+  if (std::ssize(sequence.unpublished) >= size) return;
+  if (!sequence.unpublished.empty()) {
+    const std::span<const TokenId> tail = sequence.unpublished;
+    const bool is_known = tree_->find_child(sequence.leaf, tail) != kNoNode ||
+                          tree_->find_longer_child(sequence.leaf, tail) != kNoNode;
+    if (is_known) return;
+    publish_new(sequence, 0, {});
+    drop_published(sequence, 1);
+  }
+  publish_state(sequence);
+}
+
+void CacheCore::pin_node(NodeIndex index, Pins change) {
+  TreeNode& node = tree_->node(index);
+  node.users.locks += change.locks;
+  node.users.holds += change.holds;
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (kind(g).needs_every_block()) {
+      residency_->pin_whole(node_key(index, g), node.runs[g], change);
+    }
+  }
+  if (node.users == Pins()) to_tidy_.push_back(index);
+}
+
+// The node that has, or gets, a copy of the partial block at the end; the leaf where there is none.
+NodeIndex CacheCore::endpoint_node(SequenceState& sequence) {
+  const std::span<const TokenId> tail = sequence.unpublished;
+  if (tail.empty()) return sequence.leaf;
+  NodeIndex node = tree_->find_child(sequence.leaf, tail);
+  if (node == kNoNode) node = tree_->find_longer_child(sequence.leaf, tail);
+  if (node != kNoNode) return node;
+  const NodeIndex shorter = tree_->find_shorter_child(sequence.leaf, tail);
+  node = tree_->add(sequence.leaf, tail);
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    PageRun& run = node_run(node, g);
+    run.priority = priority_of(sequence, sequence.num_path_blocks, g);
+    if (!kind(g).has_block_pages()) continue;
+    run.pages.emplace_back();
+    if (run.is_pinned_by_page) run.pins.emplace_back();
+  }
+  if (shorter != kNoNode && tree_->node(shorter).users == Pins()) absorb_shorter(node, shorter);
+  return node;
+}
+
+// Copies the pages of the partial block where the node has none that covers as much. False where
+// there is no room for one.
+bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index, const Event& written) {
+  const auto tail = static_cast<std::int32_t>(sequence.unpublished.size());
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    const LayerGroupId group(static_cast<std::int32_t>(g));
+    const SequenceGroup& own = sequence.groups[g];
+    if (!kind(g).has_block_pages() || own.run.pages.empty() || is_null(own.run.pages[0])) continue;
+    if (matcher_->usable_coverage(tree_->node(index), group, 0) >= tail) continue;
+    PageRun& run = node_run(index, g);
+    if (run.is_pinned_by_page && run.pins[0] != Pins()) return false;
+    const std::optional<PageId> copy = try_allocate(g);
+    if (!copy.has_value()) return false;
+    if (!store_->copy(own.run.pages[0], *copy).has_value()) {
+      store_->release(*copy);
+      return false;
+    }
+    sequence.stream->wait(store_->ready(*copy));
+    release_page(node_key(index, g), 0);
+    run.pages[0] = *copy;
+    tree_->set_coverage(tree_->node(index), group, 0, tail);
+    store_->certify(*copy, certificate(node_key(index, g), 0));
+    residency_->page_added(node_key(index, g), run, 0);
+  }
+  TreeNode& node = tree_->node(index);
+  if (node.num_written == 0 && node.writes.empty()) note_block(index, written);
+  return true;
+}
+
+// What is needed to go on from here stays behind as a copy, as far as there is room.
+void CacheCore::copy_endpoint(SequenceState& sequence, const Event& written) {
+  if (std::ssize(sequence.unpublished) >= config_.tokens_per_block) return;
+  const std::int64_t end = sequence.num_committed;
+  const NodeIndex node = endpoint_node(sequence);
+  if (tree_->node(node).is_root()) return;
+  pin_node(node, {0, 1});
+  bool has_room = sequence.unpublished.empty() || copy_tail(sequence, node, written);
+  for (std::size_t g = 0; g < num_groups() && has_room; ++g) {
+    if (kind(g).has_block_pages()) continue;
+    const PageRun& run = node_run(node, g);
+    if (std::binary_search(run.positions.begin(), run.positions.end(), end)) continue;
+    const std::optional<PageId> copy = try_allocate(g);
+    has_room = copy.has_value();
+    if (!has_room) break;
+    const PageId state = sequence.groups[g].run.pages[0];
+    if (!store_->copy(state, *copy).has_value()) {
+      store_->release(*copy);
+      break;
+    }
+    sequence.stream->wait(store_->ready(*copy));
+    put_snapshot(node, g, end, *copy, written);
+  }
+  if (!has_room) ++counters_.snapshots_skipped;
+  pin_node(node, {0, -1});
+}
+
+}  // namespace slackwater::cache

@@ -1,0 +1,377 @@
+#include "cache/residency.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
+
+namespace slackwater::cache {
+namespace {
+
+constexpr std::array<Tier, kNumTiers> kTiers = {Tier::kDevice, Tier::kHost, Tier::kDisk};
+
+}  // namespace
+
+Residency::Residency(storage::TieredStore& store, std::size_t num_groups, RunOwners& owners)
+    : store_(store), owners_(owners) {
+  for (const Tier tier : kTiers) {
+    if (store.has_tier(tier)) last_tier_ = tier;
+    const std::size_t pools = store.num_pool_groups(tier);
+    queues_[index_of(tier)].resize(pools);
+    evictable_[index_of(tier)].resize(pools);
+    for (std::size_t g = 0; g < num_groups; ++g) {
+      pool_of_[index_of(tier)].push_back(
+          store.pool_group(tier, LayerGroupId(static_cast<std::int32_t>(g))));
+    }
+  }
+}
+
+std::optional<Tier> Residency::colder(Tier tier) const {
+  for (std::size_t t = index_of(tier) + 1; t < kNumTiers; ++t) {
+    if (store_.has_tier(kTiers[t])) return kTiers[t];
+  }
+  return std::nullopt;
+}
+
+void Residency::change_evictable(const RunKey& key, PageRun& run, Tier tier, std::int32_t change) {
+  if (change == 0) return;
+  const std::size_t t = index_of(tier);
+  const std::size_t pool = pool_of(tier, run.group);
+  evictable_[t][pool] += change;
+  run.num_evictable[t] += change;
+  if (run.num_evictable[t] == 0) {
+    queues_[t][pool].remove(run.places[t]);
+    run.places[t] = {};
+  } else if (run.places[t].is_null()) {
+    run.places[t] = queues_[t][pool].push(key.packed(), run.priority);
+  }
+}
+
+void Residency::page_added(const RunKey& key, PageRun& run, std::size_t index) {
+  const Tier tier = store_.tier(run.pages[index]);
+  ++run.num_on[index_of(tier)];
+  if (may_leave(run.pins_of(index), tier)) change_evictable(key, run, tier, 1);
+  if (!store_.ready(run.pages[index]).is_null()) run.may_be_lost = true;
+}
+
+PageId Residency::take_page(const RunKey& key, PageRun& run, std::size_t index) {
+  const PageId page = std::exchange(run.pages[index], PageId());
+  const Tier tier = store_.tier(page);
+  --run.num_on[index_of(tier)];
+  if (may_leave(run.pins_of(index), tier)) change_evictable(key, run, tier, -1);
+  if (tier != Tier::kDisk && !run.last_use.is_done()) store_.note_read(page, run.last_use);
+  return page;
+}
+
+void Residency::pin_page(const RunKey& key, PageRun& run, std::size_t index, Pins change) {
+  Pins& pins = run.pins[index];
+  const Pins before = pins;
+  pins.locks += change.locks;
+  pins.holds += change.holds;
+  SLACKWATER_CHECK(pins.locks >= 0 && pins.holds >= 0, "{} locks and {} holds of a page",
+                   pins.locks, pins.holds);
+  if (is_null(run.pages[index])) return;
+  const Tier tier = store_.tier(run.pages[index]);
+  const int was = may_leave(before, tier) ? 1 : 0;
+  const int is = may_leave(pins, tier) ? 1 : 0;
+  change_evictable(key, run, tier, is - was);
+}
+
+void Residency::pin_whole(const RunKey& key, PageRun& run, Pins change) {
+  const Pins before = run.whole;
+  run.whole.locks += change.locks;
+  run.whole.holds += change.holds;
+  SLACKWATER_CHECK(run.whole.locks >= 0 && run.whole.holds >= 0, "{} locks and {} holds of a run",
+                   run.whole.locks, run.whole.holds);
+  for (const Tier tier : kTiers) {
+    const bool was = may_leave(before, tier);
+    const bool is = may_leave(run.whole, tier);
+    const std::int32_t pages = run.num_on[index_of(tier)];
+    if (was != is) change_evictable(key, run, tier, is ? pages : -pages);
+  }
+  // Whoever is let go by its last user has been used just now.
+  const bool is_let_go = run.whole == Pins() && before != Pins();
+  for (std::size_t t = 0; t < kNumTiers && is_let_go; ++t) {
+    if (run.places[t].is_null()) continue;
+    EvictionQueue& queue = queues_[t][pool_of_[t][index_of(run.group)]];
+    queue.remove(run.places[t]);
+    run.places[t] = queue.push(key.packed(), run.priority);
+  }
+}
+
+void Residency::run_was_split(const RunKey& front_key, PageRun& front, const RunKey& rest_key,
+                              PageRun& rest) {
+  for (std::size_t i = 0; i < front.pages.size(); ++i) {
+    if (is_null(front.pages[i])) continue;
+    const Tier tier = store_.tier(front.pages[i]);
+    const std::size_t t = index_of(tier);
+    ++front.num_on[t];
+    --rest.num_on[t];
+    if (!may_leave(front.pins_of(i), tier)) continue;
+    ++front.num_evictable[t];
+    --rest.num_evictable[t];
+  }
+  for (std::size_t t = 0; t < kNumTiers; ++t) {
+    if (rest.places[t].is_null()) continue;
+    EvictionQueue& queue = queues_[t][pool_of_[t][index_of(rest.group)]];
+    if (front.num_evictable[t] > 0) {
+      front.places[t] = queue.push_after(rest.places[t], front_key.packed());
+    }
+    if (rest.num_evictable[t] > 0) continue;
+    queue.remove(rest.places[t]);
+    rest.places[t] = {};
+  }
+  static_cast<void>(rest_key);
+}
+
+void Residency::forget_run(PageRun& run) {
+  SLACKWATER_CHECK(run.num_pages() == 0, "a run with {} pages is forgotten", run.num_pages());
+  for (const QueuePlace& place : run.places) {
+    SLACKWATER_CHECK(place.is_null(), "I2: an empty run stands in a queue");
+  }
+}
+
+// Adds up to `wanted` pages of a run that may leave the tier to the plan, in the order in which
+// they leave.
+std::int32_t Residency::pick_of_run(Tier tier, const RunKey& key, const PageRun& run,
+                                    std::int32_t wanted) {
+  const std::int32_t goal = std::min(wanted, run.num_evictable[index_of(tier)]);
+  std::int32_t found = 0;
+  for (std::size_t step = 0; step < run.pages.size() && found < goal; ++step) {
+    const std::size_t i = run.is_by_position ? step : run.pages.size() - 1 - step;
+    const PageId page = run.pages[i];
+    if (is_null(page) || store_.tier(page) != tier || !may_leave(run.pins_of(i), tier)) continue;
+    victims_[index_of(tier)].push_back({key, static_cast<std::uint32_t>(i), page, run.priority,
+                                        run.pins_of(i).holds > 0, std::nullopt});
+    ++found;
+  }
+  SLACKWATER_CHECK(found == goal, "I1: {} of {} pages that may leave the {}", found, goal,
+                   storage::to_string(tier));
+  return found;
+}
+
+// Adds up to `wanted` pages of a pool to the plan, the first to leave first.
+std::int32_t Residency::pick(Tier tier, std::size_t pool, std::int32_t wanted) {
+  const EvictionQueue& queue = queues_[index_of(tier)][pool];
+  std::int32_t found = 0;
+  for (QueuePlace place = queue.first(); !place.is_null() && found < wanted;
+       place = queue.next(place)) {
+    const RunKey key = RunKey::unpack(queue.subject(place));
+    const PageRun* run = owners_.find_run(key);
+    SLACKWATER_CHECK(run != nullptr, "I2: a run that is gone stands in a queue");
+    found += pick_of_run(tier, key, *run, wanted - found);
+  }
+  return found;
+}
+
+Result<void> Residency::plan(std::span<const std::int32_t> needed,
+                             std::span<const std::int32_t> leaving_host,
+                             std::span<const std::int32_t> leaving_disk) {
+  for (auto& victims : victims_) victims.clear();
+  for (std::size_t pool = 0; pool < needed.size(); ++pool) {
+    const std::int32_t free = store_.num_usable(Tier::kDevice, pool);
+    const std::int32_t missing = needed[pool] - free;
+    if (missing <= 0) continue;
+    const std::int32_t evictable = evictable_[index_of(Tier::kDevice)][pool];
+    if (evictable < missing) {
+      return make_error(ErrorCode::kResourceExhausted,
+                        "need {} slots of pool group {} of the device, {} free + {} evictable",
+                        needed[pool], pool, free, evictable);
+    }
+    pick(Tier::kDevice, pool, missing);
+  }
+  std::vector<Victim>& leaving = victims_[index_of(Tier::kDevice)];
+  if (leaving.empty() || last_tier_ == Tier::kDevice) return {};
+  std::vector<Victim*> arriving;
+  for (Victim& victim : leaving) arriving.push_back(&victim);
+  for (std::optional<Tier> tier = colder(Tier::kDevice); tier.has_value(); tier = colder(*tier)) {
+    SLACKWATER_RETURN_IF_ERROR(
+        plan_tier(*tier, arriving, *tier == Tier::kHost ? leaving_host : leaving_disk));
+  }
+  return {};
+}
+
+// Places what arrives at a tier, or lets it go on to the next: afterwards `arriving` is what
+// arrives there. What is left at the end is dropped.
+Result<void> Residency::plan_tier(Tier tier, std::vector<Victim*>& arriving,
+                                  std::span<const std::int32_t> leaving) {
+  const std::size_t t = index_of(tier);
+  std::vector<std::int32_t> room(queues_[t].size());
+  for (std::size_t pool = 0; pool < room.size(); ++pool) {
+    room[pool] = store_.num_usable(tier, pool) + (leaving.empty() ? 0 : leaving[pool]);
+    const auto num_arriving = static_cast<std::int32_t>(
+        std::count_if(arriving.begin(), arriving.end(), [&](const Victim* victim) {
+          return pool_of(tier, LayerGroupId(victim->key.group)) == pool;
+        }));
+    if (num_arriving > room[pool]) room[pool] += pick(tier, pool, num_arriving - room[pool]);
+  }
+  // Held ones first, then by priority; of equals those that came from a warmer tier first.
+  std::stable_sort(arriving.begin(), arriving.end(), [](const Victim* a, const Victim* b) {
+    return std::pair(a->is_held, a->priority) > std::pair(b->is_held, b->priority);
+  });
+  std::vector<Victim*> going_on;
+  for (Victim* victim : arriving) {
+    std::int32_t& left = room[pool_of(tier, LayerGroupId(victim->key.group))];
+    if (left > 0) {
+      --left;
+      victim->to = tier;
+    } else if (victim->is_held && tier == last_tier_) {
+      return make_error(ErrorCode::kResourceExhausted,
+                        "a page that is held has to leave the device, and pool group {} of the {} "
+                        "is full of pages that stay",
+                        pool_of(tier, LayerGroupId(victim->key.group)), storage::to_string(tier));
+    } else {
+      going_on.push_back(victim);
+    }
+  }
+  for (Victim& victim : victims_[t]) going_on.push_back(&victim);
+  arriving = std::move(going_on);
+  return {};
+}
+
+Result<void> Residency::apply() {
+  for (const Tier tier : {Tier::kDisk, Tier::kHost, Tier::kDevice}) {
+    SLACKWATER_RETURN_IF_ERROR(apply_tier(tier));
+  }
+  return {};
+}
+
+// Where a page of the plan stands now: snapshots of a run move up when one of them leaves.
+std::size_t Residency::find_page(const PageRun& run, const Victim& victim) const {
+  if (victim.index < run.pages.size() && run.pages[victim.index] == victim.page) {
+    return victim.index;
+  }
+  const auto at = std::find(run.pages.begin(), run.pages.end(), victim.page);
+  SLACKWATER_CHECK(at != run.pages.end(), "a page of the plan is not in its run");
+  return static_cast<std::size_t>(at - run.pages.begin());
+}
+
+Result<void> Residency::apply_tier(Tier tier) {
+  std::vector<Victim>& victims = victims_[index_of(tier)];
+  for (const Victim& victim : victims) {
+    // Dropping one page takes those with it that are of no use any more.
+    if (!store_.is_alive(victim.page)) continue;
+    const bool is_lost = store_.ready(victim.page).status() == device::EventStatus::kFailed;
+    if (victim.to.has_value() && !is_lost) continue;
+    const std::size_t index = find_page(*owners_.find_run(victim.key), victim);
+    if (victim.is_held) {
+      owners_.lose_page(victim.key, index);
+    } else {
+      ++num_dropped_;
+      owners_.drop_page(victim.key, index);
+    }
+  }
+  std::erase_if(victims, [&](const Victim& victim) {
+    return !victim.to.has_value() || !store_.is_alive(victim.page);
+  });
+  for (const Tier to : {Tier::kDisk, Tier::kHost}) {
+    SLACKWATER_RETURN_IF_ERROR(move_victims(victims, to));
+  }
+  return {};
+}
+
+Result<void> Residency::move_victims(std::vector<Victim>& victims, Tier to) {
+  moving_.clear();
+  for (const Victim& victim : victims) {
+    if (victim.to != to) continue;
+    const PageRun& run = *owners_.find_run(victim.key);
+    if (!run.last_use.is_done()) store_.note_read(victim.page, run.last_use);
+    if (to == Tier::kDisk && store_.info(victim.page).certificate == Digest128()) {
+      store_.certify(victim.page, owners_.certificate(victim.key, find_page(run, victim)));
+    }
+    moving_.push_back(victim.page);
+  }
+  if (moving_.empty()) return {};
+  const Result<void> migrated = store_.migrate(moving_, to);
+  if (!migrated.has_value()) return migrated;
+  for (const Victim& victim : victims) {
+    if (victim.to != to) continue;
+    // Its tier of before is that of the list it is in.
+    PageRun& run = *owners_.find_run(victim.key);
+    const Tier from = &victims == &victims_[index_of(Tier::kDevice)] ? Tier::kDevice : Tier::kHost;
+    moved(victim.key, run, victim.page, from, to);
+  }
+  return {};
+}
+
+void Residency::moved(const RunKey& key, PageRun& run, PageId page, Tier from, Tier to) {
+  const auto at = std::find(run.pages.begin(), run.pages.end(), page);
+  const Pins& pins = run.pins_of(static_cast<std::size_t>(at - run.pages.begin()));
+  --run.num_on[index_of(from)];
+  ++run.num_on[index_of(to)];
+  if (may_leave(pins, from)) change_evictable(key, run, from, -1);
+  if (may_leave(pins, to)) change_evictable(key, run, to, 1);
+  run.may_be_lost = true;
+}
+
+Result<void> Residency::make_room(std::span<const std::int32_t> needed) {
+  SLACKWATER_RETURN_IF_ERROR(plan(needed, {}, {}));
+  return apply();
+}
+
+Result<void> Residency::recall(std::span<const PageRef> pages,
+                               std::span<const std::int32_t> needed) {
+  std::vector<std::int32_t> all(needed.begin(), needed.end());
+  for (const PageRef& ref : pages) ++all[pool_of(Tier::kDevice, LayerGroupId(ref.key.group))];
+  SLACKWATER_RETURN_IF_ERROR(make_room(all));
+  moving_.clear();
+  std::vector<Tier> from;
+  for (const PageRef& ref : pages) {
+    moving_.push_back(owners_.find_run(ref.key)->pages[ref.index]);
+    from.push_back(store_.tier(moving_.back()));
+  }
+  SLACKWATER_RETURN_IF_ERROR(store_.migrate(moving_, Tier::kDevice));
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    moved(pages[i].key, *owners_.find_run(pages[i].key), moving_[i], from[i], Tier::kDevice);
+  }
+  return {};
+}
+
+void Residency::audit_run(const RunKey& key, const PageRun& run) const {
+  std::array<std::int32_t, kNumTiers> on = {};
+  std::array<std::int32_t, kNumTiers> evictable = {};
+  for (std::size_t i = 0; i < run.pages.size(); ++i) {
+    if (is_null(run.pages[i])) continue;
+    SLACKWATER_CHECK(store_.is_alive(run.pages[i]), "I1: page {} of a run is gone",
+                     run.pages[i].index);
+    const Tier tier = store_.tier(run.pages[i]);
+    ++on[index_of(tier)];
+    SLACKWATER_CHECK(run.pins_of(i).locks == 0 || tier == Tier::kDevice,
+                     "I1: a locked page lies on the {}", storage::to_string(tier));
+    if (may_leave(run.pins_of(i), tier)) ++evictable[index_of(tier)];
+  }
+  for (const Tier tier : kTiers) {
+    const std::size_t t = index_of(tier);
+    SLACKWATER_CHECK(on[t] == run.num_on[t] && evictable[t] == run.num_evictable[t],
+                     "I1: {} of {} pages on the {} may leave, {} of {} counted", evictable[t],
+                     on[t], storage::to_string(tier), run.num_evictable[t], run.num_on[t]);
+    SLACKWATER_CHECK((evictable[t] > 0) == !run.places[t].is_null(),
+                     "I2: {} pages may leave the {} and the place is {}", evictable[t],
+                     storage::to_string(tier), run.places[t].index);
+    if (run.places[t].is_null()) continue;
+    const EvictionQueue& queue = queues_[t][pool_of_[t][index_of(run.group)]];
+    SLACKWATER_CHECK(queue.subject(run.places[t]) == key.packed(), "I2: the place of another run");
+  }
+}
+
+void Residency::check_invariants() const {
+  for (const Tier tier : kTiers) {
+    for (std::size_t pool = 0; pool < queues_[index_of(tier)].size(); ++pool) {
+      const EvictionQueue& queue = queues_[index_of(tier)][pool];
+      queue.check_invariants();
+      std::int32_t sum = 0;
+      for (QueuePlace place = queue.first(); !place.is_null(); place = queue.next(place)) {
+        const PageRun* run = owners_.find_run(RunKey::unpack(queue.subject(place)));
+        SLACKWATER_CHECK(run != nullptr && run->places[index_of(tier)] == place,
+                         "I2: a queue of the {} names a run that does not stand in it",
+                         storage::to_string(tier));
+        sum += run->num_evictable[index_of(tier)];
+      }
+      SLACKWATER_CHECK(sum == evictable_[index_of(tier)][pool],
+                       "I3: {} evictable pages, {} counted", sum, evictable_[index_of(tier)][pool]);
+    }
+  }
+}
+
+}  // namespace slackwater::cache

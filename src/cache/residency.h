@@ -1,0 +1,155 @@
+#ifndef SLACKWATER_CACHE_RESIDENCY_H_
+#define SLACKWATER_CACHE_RESIDENCY_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cache/eviction_queue.h"
+#include "cache/page_run.h"
+#include "slackwater/base/error.h"
+#include "slackwater/storage/tiered_store.h"
+
+namespace slackwater::cache {
+
+// Whose run it is: that of a layer group of a tree node or of a sequence.
+struct RunKey {
+  enum class Owner : std::uint16_t { kNode, kSequence };
+
+  Owner owner = Owner::kNode;
+  std::uint16_t group = 0;
+  std::uint32_t index = 0;
+
+  std::uint64_t packed() const {
+    return std::uint64_t{static_cast<std::uint16_t>(owner)} << 48 | std::uint64_t{group} << 32 |
+           index;
+  }
+  static RunKey unpack(std::uint64_t bits) {
+    return {static_cast<Owner>(bits >> 48), static_cast<std::uint16_t>(bits >> 32),
+            static_cast<std::uint32_t>(bits)};
+  }
+};
+
+// What Residency asks of those who own runs.
+class RunOwners {
+ public:
+  virtual ~RunOwners() = default;
+
+  // Null when it is gone.
+  virtual PageRun* find_run(const RunKey& key) = 0;
+  // A page that nobody needs leaves the last tier: the owner forgets it, and whatever is of no use
+  // without it. CHECK: it is not there afterwards.
+  virtual void drop_page(const RunKey& key, std::size_t index) = 0;
+  // A page has lost its bytes, and somebody holds it: its slot is wanted, and it is no more.
+  virtual void lose_page(const RunKey& key, std::size_t index) = 0;
+  // Whose page it is, before it goes to disk.
+  virtual Certificate certificate(const RunKey& key, std::size_t index) = 0;
+};
+
+// Which pages lie on which tier, who needs them, and who leaves when room is wanted.
+//
+// Pages are locked (on the device), held (on any tier) or droppable. What is not locked stands in
+// the queue of its pool and tier, unless it is held and there is no colder tier. Whoever leaves the
+// device goes to the host as far as there is room, or others there that can make some; from there
+// to the disk; and what leaves the last tier is dropped.
+//
+// Everything that needs room is planned first, over all pools and tiers, and refused before
+// anything has changed; then it is applied, coldest tier first.
+//
+// Source: kvcm_v2.md 1.2 and 3.11.
+// Invariants (audit_run, check_invariants):
+//   I1  num_on counts a run's pages on each tier; num_evictable those of them that may leave it.
+//   I2  a run stands in a tier's queue exactly while some of its pages may leave that tier.
+//   I3  the evictable pages of a pool are the sum over its runs.
+// Ownership: owns the queues; pages are the store's, runs their owners'.
+// Threads: one.
+// Errors: kResourceExhausted where even all that may leave is not enough: nothing has changed.
+// Cost: pinning O(1); making room O(pages that leave), no heap allocation after warm-up where they
+// are dropped.
+class Residency {
+ public:
+  Residency(storage::TieredStore& store, std::size_t num_groups, RunOwners& owners);
+
+  storage::TieredStore& store() { return store_; }
+  const storage::TieredStore& store() const { return store_; }
+
+  // Runs. A page that is set, moved or taken must have its pins at that time.
+  void page_added(const RunKey& key, PageRun& run, std::size_t index);
+  // The page is its owner's again, and null in the run.
+  PageId take_page(const RunKey& key, PageRun& run, std::size_t index);
+  void pin_page(const RunKey& key, PageRun& run, std::size_t index, Pins change);
+  void pin_whole(const RunKey& key, PageRun& run, Pins change);
+  // After a split: the front has taken pages of the rest, and leaves after it.
+  void run_was_split(const RunKey& front_key, PageRun& front, const RunKey& rest_key,
+                     PageRun& rest);
+  // Takes an emptied run out of the books.
+  void forget_run(PageRun& run);
+
+  // Room for `needed` [pool groups of the device] pages, or a refusal.
+  Result<void> make_room(std::span<const std::int32_t> needed);
+  // The pages of locked runs that lie elsewhere come to the device, where there must also be room
+  // for `needed` others.
+  struct PageRef {
+    RunKey key;
+    std::size_t index = 0;
+  };
+  Result<void> recall(std::span<const PageRef> pages, std::span<const std::int32_t> needed);
+
+  std::int32_t num_evictable(Tier tier, std::size_t pool) const {
+    return evictable_[index_of(tier)][pool];
+  }
+  Tier last_tier() const { return last_tier_; }
+  bool may_leave(const Pins& pins, Tier tier) const {
+    return pins.locks == 0 && (pins.holds == 0 || tier != last_tier_);
+  }
+
+  std::int64_t num_dropped() const { return num_dropped_; }
+
+  void audit_run(const RunKey& key, const PageRun& run) const;
+  void check_invariants() const;
+
+ private:
+  struct Victim {
+    RunKey key;
+    std::uint32_t index = 0;
+    PageId page;
+    Priority priority = 0;
+    bool is_held = false;
+    std::optional<Tier> to;  // nothing: dropped
+  };
+
+  std::size_t pool_of(Tier tier, LayerGroupId group) const {
+    return pool_of_[index_of(tier)][index_of(group)];
+  }
+  std::optional<Tier> colder(Tier tier) const;
+  void count(const RunKey& key, PageRun& run, Tier tier, std::int32_t pages);
+  void change_evictable(const RunKey& key, PageRun& run, Tier tier, std::int32_t change);
+  std::int32_t pick(Tier tier, std::size_t pool, std::int32_t wanted);
+  std::int32_t pick_of_run(Tier tier, const RunKey& key, const PageRun& run, std::int32_t wanted);
+  Result<void> plan(std::span<const std::int32_t> needed,
+                    std::span<const std::int32_t> leaving_host,
+                    std::span<const std::int32_t> leaving_disk);
+  Result<void> plan_tier(Tier tier, std::vector<Victim*>& arriving,
+                         std::span<const std::int32_t> leaving);
+  Result<void> apply();
+  Result<void> apply_tier(Tier tier);
+  Result<void> move_victims(std::vector<Victim>& victims, Tier to);
+  void moved(const RunKey& key, PageRun& run, PageId page, Tier from, Tier to);
+  std::size_t find_page(const PageRun& run, const Victim& victim) const;
+
+  storage::TieredStore& store_;
+  RunOwners& owners_;
+  Tier last_tier_ = Tier::kDevice;
+  std::array<std::vector<std::size_t>, kNumTiers> pool_of_;     // [tiers][layer groups]
+  std::array<std::vector<EvictionQueue>, kNumTiers> queues_;    // [tiers][pool groups]
+  std::array<std::vector<std::int32_t>, kNumTiers> evictable_;  // likewise
+  std::array<std::vector<Victim>, kNumTiers> victims_;          // of the plan, by tier
+  std::vector<PageId> moving_;
+  std::int64_t num_dropped_ = 0;
+};
+
+}  // namespace slackwater::cache
+
+#endif  // SLACKWATER_CACHE_RESIDENCY_H_

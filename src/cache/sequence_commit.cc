@@ -1,0 +1,235 @@
+// What a sequence makes reusable, and when.
+
+#include <algorithm>
+#include <array>
+
+#include "cache/cache_core.h"
+#include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
+
+namespace slackwater::cache {
+
+using device::Event;
+using device::EventStatus;
+
+Result<void> CacheCore::check_commit(const SequenceState& sequence, std::int64_t committed) const {
+  if (sequence.status != SequenceStatus::kActive) {
+    return make_error(ErrorCode::kFailedPrecondition, "commit of a sequence that is {}; resume it",
+                      to_string(sequence.status));
+  }
+  if (!sequence.is_committing) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "commit after the end; {} tokens are committed", sequence.num_committed);
+  }
+  if (committed > sequence.capacity) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "{} committed tokens in a capacity of {}; resize first", committed,
+                      sequence.capacity);
+  }
+  if (config_.commit_policy == CommitPolicy::kEndpointsOnly &&
+      sequence.history != sequence.num_committed && sequence.history != committed) {
+    return make_error(
+        ErrorCode::kInvalidArgument,
+        "a commit up to {} with a history of {}: only the end of a commit is kept, so "
+        "the history must be {} or {}",
+        committed, sequence.history, sequence.num_committed, committed);
+  }
+  if (sequence.arrived.status() == EventStatus::kFailed) {
+    return make_error(
+        ErrorCode::kDataLoss,
+        "pages of request {} did not arrive when it was resumed; close it and compute "
+        "it again",
+        sequence.request.value());
+  }
+  return {};
+}
+
+// What was written is there after `written`.
+void CacheCore::note_written(SequenceState& sequence, std::int64_t from, const Event& written) {
+  for (ReservedSnapshot& snapshot : sequence.snapshots) {
+    if (snapshot.is_committed || snapshot.position > sequence.num_committed) continue;
+    snapshot.is_committed = true;
+    snapshot.written = written;
+    for (const PageId page : snapshot.pages) {
+      if (!is_null(page) && !written.is_null()) store_->note_write(page, written);
+    }
+  }
+  if (written.is_null()) return;
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    SequenceGroup& own = sequence.groups[g];
+    std::size_t i = 0;
+    if (kind(g).has_block_pages()) {
+      const std::int64_t first = from / config_.tokens_per_block - own.first_block;
+      i = static_cast<std::size_t>(std::max<std::int64_t>(0, first));
+    }
+    for (; i < own.run.pages.size(); ++i) {
+      if (!is_null(own.run.pages[i])) store_->note_write(own.run.pages[i], written);
+    }
+    own.run.may_be_lost = true;
+  }
+}
+
+Result<void> CacheCore::commit(SequenceState& sequence, std::span<const TokenId> tokens,
+                               const CommitOptions& options) {
+  const std::int64_t from = sequence.num_committed;
+  const std::int64_t committed = from + std::ssize(tokens);
+  SLACKWATER_RETURN_IF_ERROR(check_commit(sequence, committed));
+  if (options.written.status() == EventStatus::kFailed) {
+    return make_error(ErrorCode::kDataLoss, "the step that wrote tokens {} to {} has failed", from,
+                      committed);
+  }
+  if (committed > sequence.history) {
+    SLACKWATER_RETURN_IF_ERROR(resize(sequence, std::nullopt, committed));
+  }
+  const WriteLock lock(mutex_);
+  Event written = options.written;
+  if (!sequence.arrived.is_done()) {
+    const std::array<Event, 2> both = {written, sequence.arrived};
+    written = device::merge(both);
+  }
+  digests_.retain(tokens);
+  sequence.unpublished.insert(sequence.unpublished.end(), tokens.begin(), tokens.end());
+  sequence.num_committed = committed;
+  note_written(sequence, from, written);
+  publish(sequence, written);
+  if (options.is_end) {
+    publish_tail(sequence);
+    sequence.is_committing = false;
+    sequence.is_finished = true;
+  } else if (config_.commit_policy == CommitPolicy::kEndpointsOnly && !tokens.empty()) {
+    copy_endpoint(sequence, written);
+  }
+  publish_snapshots(sequence);
+  clean_up();
+  return {};
+}
+
+Result<void> CacheCore::stop_committing(SequenceState& sequence) {
+  const WriteLock lock(mutex_);
+  if (sequence.status == SequenceStatus::kClosed) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "stop_committing of a sequence that is closed");
+  }
+  if (!sequence.is_committing) return {};
+  publish(sequence, {});
+  sequence.is_committing = false;
+  Event last_use;
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (!kind(g).has_block_pages()) continue;
+    let_go(sequence, g, kept_stale(sequence, g, sequence.history), last_use);
+  }
+  clean_up();
+  return {};
+}
+
+Result<void> CacheCore::reserve_snapshot(SequenceState& sequence, std::int64_t position) {
+  if (sequence.status != SequenceStatus::kActive) {
+    return make_error(ErrorCode::kFailedPrecondition, "a snapshot of a sequence that is {}",
+                      to_string(sequence.status));
+  }
+  if (position <= sequence.num_committed || position > sequence.capacity) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "a snapshot at {}; positions from {} to the capacity {} can be written",
+                      position, sequence.num_committed + 1, sequence.capacity);
+  }
+  for (const ReservedSnapshot& snapshot : sequence.snapshots) {
+    if (snapshot.position == position) return {};
+  }
+  const WriteLock lock(mutex_);
+  std::vector<std::int32_t> needed(store_->num_pool_groups(Tier::kDevice));
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    const LayerGroupId group(static_cast<std::int32_t>(g));
+    if (!kind(g).has_block_pages()) ++needed[store_->pool_group(Tier::kDevice, group)];
+  }
+  const Result<void> room = residency_->make_room(needed);
+  if (!room.has_value()) {
+    ++counters_.snapshots_skipped;
+    return room;
+  }
+  ReservedSnapshot snapshot;
+  snapshot.position = position;
+  snapshot.pages.resize(num_groups());
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (kind(g).has_block_pages()) continue;
+    const Result<PageId> page = store_->allocate(LayerGroupId(static_cast<std::int32_t>(g)));
+    SLACKWATER_CHECK(page.has_value(), "a page that there was room for: {}", page.error().text());
+    snapshot.pages[g] = *page;
+    sequence.stream->wait(store_->ready(*page));
+  }
+  const auto at = std::lower_bound(
+      sequence.snapshots.begin(), sequence.snapshots.end(), position,
+      [](const ReservedSnapshot& other, std::int64_t wanted) { return other.position < wanted; });
+  sequence.snapshots.insert(at, std::move(snapshot));
+  clean_up();
+  return {};
+}
+
+void CacheCore::cancel_snapshot(SequenceState& sequence, std::int64_t position) {
+  const WriteLock lock(mutex_);
+  const auto at = std::find_if(sequence.snapshots.begin(), sequence.snapshots.end(),
+                               [&](const auto& snapshot) { return snapshot.position == position; });
+  if (at == sequence.snapshots.end()) return;
+  const Event last_use = record(sequence);
+  for (const PageId page : at->pages) {
+    if (is_null(page)) continue;
+    store_->note_read(page, last_use);
+    store_->release(page);
+  }
+  sequence.snapshots.erase(at);
+}
+
+// The node of the path, or the copy of its end, that holds a position; none where that block is
+// not in the tree.
+NodeIndex CacheCore::node_of_position(const SequenceState& sequence, std::int64_t position) const {
+  const std::int64_t block = (position - 1) / config_.tokens_per_block;
+  if (position <= 0 || tree_->node(sequence.leaf).is_root()) return kNoNode;
+  const NodeIndex node = path_node(sequence.leaf, block);
+  const TreeNode& found = tree_->node(node);
+  return position <= tree_->end_token(found) ? node : kNoNode;
+}
+
+// False where there is one already.
+bool CacheCore::put_snapshot(NodeIndex node, std::size_t group, std::int64_t position, PageId page,
+                             const Event& written) {
+  PageRun& run = node_run(node, group);
+  const auto at = std::lower_bound(run.positions.begin(), run.positions.end(), position);
+  if (at != run.positions.end() && *at == position) return false;
+  const auto index = at - run.positions.begin();
+  run.positions.insert(at, position);
+  run.pages.insert(run.pages.begin() + index, page);
+  run.pins.insert(run.pins.begin() + index, Pins());
+  run.written.insert(run.written.begin() + index, written);
+  const auto i = static_cast<std::size_t>(index);
+  store_->certify(page, certificate(node_key(node, group), i));
+  residency_->page_added(node_key(node, group), run, i);
+  ++counters_.snapshots_published;
+  return true;
+}
+
+// Snapshots whose block is in the tree by now.
+void CacheCore::publish_snapshots(SequenceState& sequence) {
+  std::erase_if(sequence.snapshots, [&](const ReservedSnapshot& snapshot) {
+    if (!snapshot.is_committed) return false;
+    const NodeIndex node = node_of_position(sequence, snapshot.position);
+    if (node == kNoNode) return false;
+    for (std::size_t g = 0; g < num_groups(); ++g) {
+      if (is_null(snapshot.pages[g])) continue;
+      const bool is_put =
+          put_snapshot(node, g, snapshot.position, snapshot.pages[g], snapshot.written);
+      if (!is_put) store_->release(snapshot.pages[g]);
+    }
+    return true;
+  });
+}
+
+std::optional<PageId> CacheCore::try_allocate(std::size_t group) {
+  const LayerGroupId id(static_cast<std::int32_t>(group));
+  std::vector<std::int32_t> needed(store_->num_pool_groups(Tier::kDevice));
+  needed[store_->pool_group(Tier::kDevice, id)] = 1;
+  if (!residency_->make_room(needed).has_value()) return std::nullopt;
+  const Result<PageId> page = store_->allocate(id);
+  SLACKWATER_CHECK(page.has_value(), "a page that there was room for: {}", page.error().text());
+  return *page;
+}
+
+}  // namespace slackwater::cache

@@ -1,0 +1,229 @@
+// Growing and shrinking, and letting go of blocks that are left behind.
+
+#include <algorithm>
+
+#include "cache/cache_core.h"
+#include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
+
+namespace slackwater::cache {
+
+using device::Event;
+using device::EventStatus;
+
+Result<void> CacheCore::check_lengths(const SequenceState& sequence, std::int64_t capacity,
+                                      std::int64_t history) const {
+  if (sequence.status != SequenceStatus::kActive) {
+    return make_error(ErrorCode::kFailedPrecondition, "resize of a sequence that is {}; resume it",
+                      to_string(sequence.status));
+  }
+  if (history < sequence.history) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "a history of {} tokens after one of {}; what is computed stays computed",
+                      history, sequence.history);
+  }
+  if (history > capacity) {
+    return make_error(
+        ErrorCode::kInvalidArgument,
+        "a history of {} tokens in a capacity of {}; give both, or the capacity first", history,
+        capacity);
+  }
+  if (sequence.is_finished && (capacity != sequence.capacity || history != sequence.history)) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "resize of a sequence whose end is committed; nothing may be written any "
+                      "more");
+  }
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    const auto& table = sequence.groups[g].table;
+    if (table.empty() || !kind(g).has_block_pages()) continue;
+    if (num_blocks(capacity) > std::ssize(table)) {
+      return make_error(ErrorCode::kInvalidArgument,
+                        "{} blocks for {} tokens do not fit an index table of {}",
+                        num_blocks(capacity), capacity, table.size());
+    }
+  }
+  return {};
+}
+
+// Blocks that a sequence lets go at a history: not those that are still to be committed.
+BlockRange CacheCore::kept_stale(const SequenceState& sequence, std::size_t group,
+                                 std::int64_t history) const {
+  BlockRange stale = kind(group).stale_blocks(history);
+  if (sequence.is_committing && config_.commit_policy == CommitPolicy::kEveryBlock) {
+    stale.end = std::min(stale.end, std::max(stale.begin, sequence.num_path_blocks));
+  }
+  stale.end = std::max(stale.end, sequence.groups[group].stale.end);
+  return stale;
+}
+
+bool CacheCore::is_within_blocks(const SequenceState& sequence, std::int64_t capacity,
+                                 std::int64_t history) const {
+  if (num_blocks(capacity) != num_blocks(sequence.capacity)) return false;
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (!kind(g).has_block_pages() || kind(g).needs_every_block()) continue;
+    if (kept_stale(sequence, g, history) != sequence.groups[g].stale) return false;
+  }
+  return true;
+}
+
+// Pages of its own that a group lets go when `stale` is what it does not need.
+std::int32_t CacheCore::num_releasable(const SequenceState& sequence, std::size_t group,
+                                       const BlockRange& stale) const {
+  const SequenceGroup& own = sequence.groups[group];
+  std::int32_t count = 0;
+  for (std::size_t i = 0; i < own.run.pages.size(); ++i) {
+    const std::int64_t block = own.first_block + static_cast<std::int64_t>(i);
+    if (stale.contains(block) && !is_null(own.run.pages[i])) ++count;
+  }
+  return count;
+}
+
+// Gives up what has become stale.
+void CacheCore::let_go(SequenceState& sequence, std::size_t group, const BlockRange& stale,
+                       Event& last_use) {
+  SequenceGroup& own = sequence.groups[group];
+  const BlockRange newly = {std::max(own.stale.end, stale.begin), stale.end};
+  own.stale = stale;
+  if (newly.size() == 0) return;
+  if (last_use.is_null()) last_use = record(sequence);
+  for (std::int64_t block = newly.begin; block < newly.end; ++block) {
+    if (block < sequence.num_path_blocks) {
+      const Pins pins = user_pins(sequence);
+      pin_block(sequence.leaf, group, block, {-pins.locks, -pins.holds}, last_use);
+    } else {
+      const auto index = static_cast<std::size_t>(block - own.first_block);
+      if (index >= own.run.pages.size()) continue;
+      own.run.last_use = last_use;
+      release_page(sequence_key(sequence, group), index);
+    }
+    if (static_cast<std::size_t>(block) < own.slots.size()) set_slot(own, block, kNoSlot);
+  }
+}
+
+// Pages for blocks [first, end) of a group that it needs. There is room for them.
+void CacheCore::allocate_blocks(SequenceState& sequence, std::size_t group, std::int64_t first,
+                                std::int64_t end) {
+  SequenceGroup& own = sequence.groups[group];
+  const LayerGroupId id(static_cast<std::int32_t>(group));
+  for (std::int64_t block = first; block < end; ++block) {
+    own.run.pages.emplace_back();
+    set_slot(own, block, kNoSlot);
+    if (own.stale.contains(block)) continue;
+    const Result<PageId> page = store_->allocate(id);
+    SLACKWATER_CHECK(page.has_value(), "a page that there was room for: {}", page.error().text());
+    own.run.pages.back() = *page;
+    residency_->page_added(sequence_key(sequence, group), own.run, own.run.pages.size() - 1);
+    const Event& ready = store_->ready(*page);
+    if (!ready.is_done() && !SLACKWATER_MUTANT(new_page_skips_wait)) sequence.stream->wait(ready);
+    set_slot(own, block, store_->slot(*page));
+  }
+}
+
+// Shared pages that are about to be let go may make room for the new ones.
+Result<void> CacheCore::make_room_beside(SequenceState& sequence,
+                                         std::span<const std::int32_t> needed,
+                                         std::span<const BlockRange> stale) {
+  const Result<void> room = residency_->make_room(needed);
+  if (room.has_value()) return room;
+  const Event last_use = record(sequence);
+  const auto pin_stale = [&](Pins change) {
+    for (std::size_t g = 0; g < num_groups(); ++g) {
+      if (!kind(g).has_block_pages()) continue;
+      const BlockRange newly = {std::max(sequence.groups[g].stale.end, stale[g].begin),
+                                std::min(stale[g].end, sequence.num_path_blocks)};
+      for (std::int64_t block = newly.begin; block < newly.end; ++block) {
+        pin_block(sequence.leaf, g, block, change, last_use);
+      }
+    }
+  };
+  pin_stale({-1, 0});
+  const Result<void> again = residency_->make_room(needed);
+  pin_stale({1, 0});
+  return again;
+}
+
+Result<void> CacheCore::grow(SequenceState& sequence, std::int64_t capacity, std::int64_t history) {
+  const std::int64_t first = num_blocks(sequence.capacity);
+  const std::int64_t end = std::max(first, num_blocks(capacity));
+  std::vector<std::int32_t> needed(store_->num_pool_groups(Tier::kDevice));
+  std::vector<BlockRange> stale(num_groups());
+  bool needs_any = false;
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (!kind(g).has_block_pages()) continue;
+    stale[g] = kept_stale(sequence, g, history);
+    const auto added =
+        static_cast<std::int32_t>(end - first - intersect(stale[g], BlockRange{first, end}).size());
+    std::int32_t& pool =
+        needed[store_->pool_group(Tier::kDevice, LayerGroupId(static_cast<std::int32_t>(g)))];
+    pool += added - num_releasable(sequence, g, stale[g]);
+    needs_any |= added > 0;
+  }
+  if (needs_any) SLACKWATER_RETURN_IF_ERROR(make_room_beside(sequence, needed, stale));
+  Event last_use;
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (kind(g).has_block_pages()) let_go(sequence, g, stale[g], last_use);
+  }
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (kind(g).has_block_pages()) allocate_blocks(sequence, g, first, end);
+  }
+  return {};
+}
+
+void CacheCore::shrink(SequenceState& sequence, std::int64_t capacity) {
+  const std::int64_t end = num_blocks(capacity);
+  if (end >= num_blocks(sequence.capacity)) return;
+  const Event last_use = record(sequence);
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (!kind(g).has_block_pages()) continue;
+    SequenceGroup& own = sequence.groups[g];
+    own.run.last_use = last_use;
+    const auto left = static_cast<std::size_t>(std::max<std::int64_t>(0, end - own.first_block));
+    while (own.run.pages.size() > left) {
+      release_page(sequence_key(sequence, g), own.run.pages.size() - 1);
+      own.run.pages.pop_back();
+    }
+    trim_table(own, end);
+  }
+}
+
+Result<void> CacheCore::resize(SequenceState& sequence, std::optional<std::int64_t> new_capacity,
+                               std::optional<std::int64_t> new_history) {
+  const std::int64_t capacity = new_capacity.value_or(sequence.capacity);
+  const std::int64_t history = new_history.value_or(sequence.history);
+  SLACKWATER_RETURN_IF_ERROR(check_lengths(sequence, capacity, history));
+  // Nothing that others see changes.
+  if (is_within_blocks(sequence, capacity, history)) {
+    sequence.capacity = capacity;
+    sequence.history = history;
+    return {};
+  }
+  const WriteLock lock(mutex_);
+  SLACKWATER_RETURN_IF_ERROR(grow(sequence, capacity, history));
+  shrink(sequence, capacity);
+  sequence.capacity = capacity;
+  sequence.history = history;
+  clean_up();
+  return {};
+}
+
+Result<void> CacheCore::set_index_table(SequenceState& sequence, LayerGroupId group,
+                                        std::span<SlotId> table) {
+  if (group.value() < 0 || group.value() >= std::ssize(sequence.groups)) {
+    return make_error(ErrorCode::kOutOfRange, "layer group {} of {}", group.value(),
+                      sequence.groups.size());
+  }
+  SequenceGroup& own = sequence.groups[index_of(group)];
+  const std::int64_t blocks =
+      kind(index_of(group)).has_block_pages() ? num_blocks(sequence.capacity) : 1;
+  if (!table.empty() && std::ssize(table) < blocks) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "an index table of {} entries for {} blocks; make it larger", table.size(),
+                      blocks);
+  }
+  own.table = table;
+  std::fill(table.begin(), table.end(), kNoSlot);
+  if (!table.empty()) std::copy(own.slots.begin(), own.slots.end(), table.begin());
+  return {};
+}
+
+}  // namespace slackwater::cache
