@@ -39,15 +39,19 @@ class FakeEngine {
 
   // Queues the step that computes tokens [from, tokens.size()): it reads all that comes before as
   // far as the layers see it, and writes pages, the state, and snapshots that are reserved.
-  // Returns the event after it; `mismatches` counts what was read and was not right.
-  device::Event step(const Sequence& sequence, std::span<const TokenId> tokens, std::int64_t from) {
+  // Returns the event after it. What is read and is not right is counted, by the step if it has a
+  // counter, else in mismatches().
+  using Counter = std::shared_ptr<std::atomic<std::int64_t>>;
+  device::Event step(const Sequence& sequence, std::span<const TokenId> tokens, std::int64_t from,
+                     Counter counter = nullptr) {
+    if (counter == nullptr) counter = mismatches_;
     const auto all = std::make_shared<std::vector<std::uint64_t>>(digests(tokens));
     for (const BufferLocation& buffer : manager_.layer_groups().buffers()) {
       const LayerGroupDesc& group = manager_.layer_groups().group(buffer.layer_group);
       PageTable table = *manager_.page_table(buffer.layer, buffer.role);
       const auto salt = static_cast<std::uint64_t>(buffer.layer) * 0x9E3779B97F4A7C15u;
       const auto slots = sequence.slots(buffer.layer_group);
-      Work work{std::move(table), {slots.begin(), slots.end()}, all, salt, from};
+      Work work{std::move(table), {slots.begin(), slots.end()}, all, counter, salt, from};
       if (work.table.tokens_per_block == 0) {
         queue_state(sequence, buffer.layer_group, std::move(work));
       } else {
@@ -84,6 +88,7 @@ class FakeEngine {
     PageTable table;
     std::vector<SlotId> slots;
     std::shared_ptr<std::vector<std::uint64_t>> digests;
+    Counter mismatches;
     std::uint64_t salt = 0;
     std::int64_t from = 0;
 
@@ -100,11 +105,11 @@ class FakeEngine {
   };
 
   void queue_blocks(const LayerKind& kind, Work work) {
-    stream_->run([kind, work = std::move(work), count = mismatches_] {
+    stream_->run([kind, work = std::move(work)] {
       for (std::int64_t position = 0; position < work.from; ++position) {
         if (!sees(kind, work.from, position)) continue;
         const std::byte* const at = work.place(position);
-        if (at == nullptr || read(at) != work.word(position + 1)) ++*count;
+        if (at == nullptr || read(at) != work.word(position + 1)) ++*work.mismatches;
       }
       for (std::int64_t position = work.from; position < work.end(); ++position) {
         std::byte* const at = work.place(position);
@@ -120,9 +125,9 @@ class FakeEngine {
       const auto slot = sequence.snapshot_slot(group, position);
       if (slot.has_value()) snapshots.emplace_back(position, *slot);
     }
-    stream_->run([work = std::move(work), snapshots, count = mismatches_] {
+    stream_->run([work = std::move(work), snapshots] {
       std::byte* const at = layer_address(work.table, work.slots.at(0));
-      if (work.from > 0 && read(at) != work.word(work.from)) ++*count;
+      if (work.from > 0 && read(at) != work.word(work.from)) ++*work.mismatches;
       for (const auto& [position, slot] : snapshots) {
         write(layer_address(work.table, slot), work.word(position));
       }
@@ -133,8 +138,7 @@ class FakeEngine {
 
   KvCacheManager& manager_;
   std::unique_ptr<device::Stream> stream_;
-  std::shared_ptr<std::atomic<std::int64_t>> mismatches_ =
-      std::make_shared<std::atomic<std::int64_t>>(0);
+  Counter mismatches_ = std::make_shared<std::atomic<std::int64_t>>(0);
 };
 
 }  // namespace slackwater::cache

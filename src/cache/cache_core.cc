@@ -71,7 +71,7 @@ Result<void> CacheCore::open(device::Device& device) {
   options.host_grain_bytes = config_.grain_bytes;
   options.disk_grain_bytes = config_.grain_bytes;
   options.codec = config_.codec;
-  options.disk.directory = config_.disk_directory;
+  options.disk = config_.disk;
   options.disk_io = std::move(config_.disk_io);
   options.copy_threads = config_.copy_threads;
   SLACKWATER_ASSIGN_OR_RETURN(store_, storage::TieredStore::create(device, std::move(options)));

@@ -123,7 +123,8 @@ class CacheCore final : public RunOwners {
   std::vector<std::int32_t> first_resume_needs(const SequenceState& sequence);
   Result<void> copy_sources(SequenceState& sequence);
   Result<PageId> copy_of(const RunKey& key, std::size_t index);
-  void leave_partial_source(SequenceState& sequence);
+  void pin_sources(SequenceState& sequence, Pins change);
+  void leave_sources(SequenceState& sequence);
   Result<void> verify(SequenceState& sequence);
   void build_tables(SequenceState& sequence, std::vector<device::Event>& arriving);
 
@@ -152,14 +153,15 @@ class CacheCore final : public RunOwners {
   // Commit.
   Result<void> check_commit(const SequenceState& sequence, std::int64_t committed) const;
   void note_written(SequenceState& sequence, std::int64_t from, const device::Event& written);
-  void publish(SequenceState& sequence, const device::Event& written);
+  void publish(SequenceState& sequence);
   std::int32_t publish_known(SequenceState& sequence, NodeIndex child, std::int32_t num_done);
   std::int32_t num_known(const SequenceState& sequence, NodeIndex child, std::int32_t num_done);
   bool can_append(const SequenceState& sequence, std::int64_t block) const;
-  void publish_new(SequenceState& sequence, std::int32_t num_done, const device::Event& written);
+  void publish_new(SequenceState& sequence, std::int32_t num_done);
   void put_page(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t num_done);
   void note_block(NodeIndex node, const device::Event& written);
-  bool can_take_over(const SequenceState& sequence, NodeIndex node, std::int32_t block) const;
+  bool is_here(NodeIndex node, std::size_t group, std::int32_t block) const;
+  bool can_take_over(NodeIndex node, std::int32_t block) const;
   void take_over(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t block,
                  std::int32_t run_index);
   void replace_page(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t block,
@@ -172,8 +174,8 @@ class CacheCore final : public RunOwners {
   NodeIndex node_of_position(const SequenceState& sequence, std::int64_t position) const;
   bool put_snapshot(NodeIndex node, std::size_t group, std::int64_t position, PageId page,
                     const device::Event& written);
-  void copy_endpoint(SequenceState& sequence, const device::Event& written);
-  bool copy_tail(SequenceState& sequence, NodeIndex node, const device::Event& written);
+  void copy_endpoint(SequenceState& sequence);
+  bool copy_tail(SequenceState& sequence, NodeIndex node);
   void pin_node(NodeIndex node, Pins change);
   NodeIndex endpoint_node(SequenceState& sequence);
   std::optional<PageId> try_allocate(std::size_t group);

@@ -110,7 +110,7 @@ Result<void> check_tiers(const KvCacheConfig& config) {
                       "a host tier of {} bytes and a disk tier of {}; use 0 for none",
                       config.host_bytes, config.disk_bytes);
   }
-  if (config.disk_bytes > 0 && config.disk_directory.empty()) {
+  if (config.disk_bytes > 0 && config.disk.directory.empty()) {
     return make_error(ErrorCode::kInvalidArgument,
                       "a disk tier of {} bytes without a directory; name one", config.disk_bytes);
   }

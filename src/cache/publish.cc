@@ -46,7 +46,6 @@ void CacheCore::put_page(SequenceState& sequence, std::size_t group, NodeIndex n
   const auto from = static_cast<std::size_t>(num_done);
   PageId page;
   if (from < own.run.pages.size() && !is_null(own.run.pages[from])) {
-    own.run.last_use = {};  // it stays with the same user
     page = residency_->take_page(sequence_key(sequence, group), own.run, from);
   }
   run.pages.push_back(page);
@@ -76,7 +75,7 @@ void CacheCore::note_block(NodeIndex index, const Event& written) {
 }
 
 // The next block becomes a node, or the end of one.
-void CacheCore::publish_new(SequenceState& sequence, std::int32_t num_done, const Event& written) {
+void CacheCore::publish_new(SequenceState& sequence, std::int32_t num_done) {
   const std::int64_t block = sequence.num_path_blocks;
   const auto size = static_cast<std::size_t>(config_.tokens_per_block);
   const auto rest = std::span<const TokenId>(sequence.unpublished)
@@ -100,7 +99,7 @@ void CacheCore::publish_new(SequenceState& sequence, std::int32_t num_done, cons
   for (std::size_t g = 0; g < num_groups(); ++g) {
     if (kind(g).has_block_pages()) put_page(sequence, g, sequence.leaf, num_done);
   }
-  note_block(sequence.leaf, written);
+  note_block(sequence.leaf, sequence.written);
   ++sequence.num_path_blocks;
   if (shorter != kNoNode && tree_->node(shorter).users == Pins()) {
     absorb_shorter(sequence.leaf, shorter);
@@ -121,26 +120,30 @@ std::int32_t CacheCore::num_known(const SequenceState& sequence, NodeIndex child
   while (known < most) {
     const auto tokens = rest.subspan(static_cast<std::size_t>(known) * size, size);
     if (!std::ranges::equal(tokens, tree_->block_tokens(node, known))) break;
-    if (!can_take_over(sequence, child, known)) break;
+    if (!can_take_over(child, known)) break;
     ++known;
   }
   return known;
 }
 
-// Whether every page of a block is either as good as ours, or nobody's that ours cannot replace.
-bool CacheCore::can_take_over(const SequenceState& sequence, NodeIndex index,
-                              std::int32_t block) const {
+// Whether the page of a known block is as good as ours would be.
+bool CacheCore::is_here(NodeIndex index, std::size_t group, std::int32_t block) const {
   const TreeNode& node = tree_->node(index);
+  const LayerGroupId id(static_cast<std::int32_t>(group));
+  if (matcher_->usable_coverage(node, id, block) < config_.tokens_per_block) return false;
+  const PageId page = node.runs[group].pages[static_cast<std::size_t>(block)];
+  return store_->tier(page) == Tier::kDevice &&
+         store_->ready(page).status() == EventStatus::kSucceeded;
+}
+
+// Whether a block that is known can be shared: each page is there, or nobody uses it now, so that
+// ours can take its place.
+bool CacheCore::can_take_over(NodeIndex index, std::int32_t block) const {
   for (std::size_t g = 0; g < num_groups(); ++g) {
-    if (!kind(g).has_block_pages()) continue;
-    const PageRun& run = node.runs[g];
-    const auto i = static_cast<std::size_t>(block);
-    const bool is_good = matcher_->usable_coverage(node, LayerGroupId(static_cast<std::int32_t>(g)),
-                                                   block) == config_.tokens_per_block;
-    if (is_good || !run.is_pinned_by_page) continue;
-    if (!is_null(run.pages[i]) && run.pins[i] != Pins()) return false;
+    if (!kind(g).has_block_pages() || is_here(index, g, block)) continue;
+    const PageRun& run = tree_->node(index).runs[g];
+    if (run.pins_of(static_cast<std::size_t>(block)).locks > 0) return false;
   }
-  static_cast<void>(sequence);
   return true;
 }
 
@@ -177,10 +180,11 @@ void CacheCore::take_over(SequenceState& sequence, std::size_t group, NodeIndex 
     replace_page(sequence, group, index, block, run_index);
     return;
   }
-  own.run.last_use = record(sequence);
+  const Event last_use = record(sequence);
+  if (!last_use.is_null()) own.run.last_use = last_use;
   release_page(sequence_key(sequence, group), ours);
   if (sequence.status != SequenceStatus::kActive) return;
-  set_slot(own, own.first_block + run_index, store_->slot(page));
+  set_slot(own, own.first_block + run_index, store_->slot(run.pages[theirs]));
 }
 
 // Goes on in a child that has the next blocks; 0 when it cannot be shared now.
@@ -233,7 +237,7 @@ void CacheCore::drop_published(SequenceState& sequence, std::int32_t num_done) {
 }
 
 // Every full block that is committed and not in the tree yet.
-void CacheCore::publish(SequenceState& sequence, const Event& written) {
+void CacheCore::publish(SequenceState& sequence) {
   const std::int64_t size = config_.tokens_per_block;
   std::int32_t num_done = 0;
   while (std::ssize(sequence.unpublished) - num_done * size >= size) {
@@ -242,7 +246,7 @@ void CacheCore::publish(SequenceState& sequence, const Event& written) {
             .subspan(static_cast<std::size_t>(num_done * size), static_cast<std::size_t>(size));
     const NodeIndex child = tree_->find_child(sequence.leaf, tokens);
     if (child == kNoNode) {
-      publish_new(sequence, num_done, written);
+      publish_new(sequence, num_done);
       ++num_done;
       continue;
     }
@@ -300,7 +304,7 @@ void CacheCore::publish_state(SequenceState& sequence) {
     if (std::binary_search(run.positions.begin(), run.positions.end(), end)) continue;
     const PageId page = residency_->take_page(sequence_key(sequence, g), own.run, 0);
     own.run.pages.clear();
-    put_snapshot(node, g, end, page, {});
+    put_snapshot(node, g, end, page, sequence.written);
   }
 }
 
@@ -313,7 +317,7 @@ void CacheCore::publish_tail(SequenceState& sequence) {
     const bool is_known = tree_->find_child(sequence.leaf, tail) != kNoNode ||
                           tree_->find_longer_child(sequence.leaf, tail) != kNoNode;
     if (is_known) return;
-    publish_new(sequence, 0, {});
+    publish_new(sequence, 0);
     drop_published(sequence, 1);
   }
   publish_state(sequence);
@@ -353,7 +357,7 @@ NodeIndex CacheCore::endpoint_node(SequenceState& sequence) {
 
 // Copies the pages of the partial block where the node has none that covers as much. False where
 // there is no room for one.
-bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index, const Event& written) {
+bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index) {
   const auto tail = static_cast<std::int32_t>(sequence.unpublished.size());
   for (std::size_t g = 0; g < num_groups(); ++g) {
     const LayerGroupId group(static_cast<std::int32_t>(g));
@@ -376,18 +380,18 @@ bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index, const Event&
     residency_->page_added(node_key(index, g), run, 0);
   }
   TreeNode& node = tree_->node(index);
-  if (node.num_written == 0 && node.writes.empty()) note_block(index, written);
+  if (node.num_written == 0 && node.writes.empty()) note_block(index, sequence.written);
   return true;
 }
 
 // What is needed to go on from here stays behind as a copy, as far as there is room.
-void CacheCore::copy_endpoint(SequenceState& sequence, const Event& written) {
+void CacheCore::copy_endpoint(SequenceState& sequence) {
   if (std::ssize(sequence.unpublished) >= config_.tokens_per_block) return;
   const std::int64_t end = sequence.num_committed;
   const NodeIndex node = endpoint_node(sequence);
   if (tree_->node(node).is_root()) return;
   pin_node(node, {0, 1});
-  bool has_room = sequence.unpublished.empty() || copy_tail(sequence, node, written);
+  bool has_room = sequence.unpublished.empty() || copy_tail(sequence, node);
   for (std::size_t g = 0; g < num_groups() && has_room; ++g) {
     if (kind(g).has_block_pages()) continue;
     const PageRun& run = node_run(node, g);
@@ -401,9 +405,17 @@ void CacheCore::copy_endpoint(SequenceState& sequence, const Event& written) {
       break;
     }
     sequence.stream->wait(store_->ready(*copy));
-    put_snapshot(node, g, end, *copy, written);
+    put_snapshot(node, g, end, *copy, sequence.written);
   }
-  if (!has_room) ++counters_.snapshots_skipped;
+  if (!has_room) {
+    ++counters_.snapshots_skipped;
+    // Half a copy is none.
+    for (std::size_t g = 0; g < num_groups(); ++g) {
+      if (!kind(g).needs_every_block() || !is_null(node_run(node, g).pages.back())) continue;
+      tree_->node(node).is_broken = true;
+      tree_->node(node).num_written = 0;
+    }
+  }
   pin_node(node, {0, -1});
 }
 

@@ -271,12 +271,24 @@ Result<void> Residency::apply_tier(Tier tier) {
   return {};
 }
 
+// The copy waits for whoever used the page last: a sequence may have written to a page of its own,
+// and only read what is in the tree.
+void Residency::note_last_use(const RunKey& key, const PageRun& run, PageId page) {
+  if (run.last_use.is_done() && run.last_use.status() != device::EventStatus::kFailed) return;
+  if (store_.tier(page) == Tier::kDisk) return;
+  if (key.owner == RunKey::Owner::kSequence && !SLACKWATER_MUTANT(move_before_the_step_ends)) {
+    store_.note_write(page, run.last_use);
+  } else {
+    store_.note_read(page, run.last_use);
+  }
+}
+
 Result<void> Residency::move_victims(std::vector<Victim>& victims, Tier to) {
   moving_.clear();
   for (const Victim& victim : victims) {
     if (victim.to != to) continue;
     const PageRun& run = *owners_.find_run(victim.key);
-    if (!run.last_use.is_done()) store_.note_read(victim.page, run.last_use);
+    note_last_use(victim.key, run, victim.page);
     if (to == Tier::kDisk && store_.info(victim.page).certificate == Digest128()) {
       store_.certify(victim.page, owners_.certificate(victim.key, find_page(run, victim)));
     }

@@ -136,6 +136,7 @@ class Residency {
   Result<void> apply();
   Result<void> apply_tier(Tier tier);
   Result<void> move_victims(std::vector<Victim>& victims, Tier to);
+  void note_last_use(const RunKey& key, const PageRun& run, PageId page);
   void moved(const RunKey& key, PageRun& run, PageId page, Tier from, Tier to);
   std::size_t find_page(const PageRun& run, const Victim& victim) const;
 

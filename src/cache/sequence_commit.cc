@@ -91,13 +91,15 @@ Result<void> CacheCore::commit(SequenceState& sequence, std::span<const TokenId>
   sequence.unpublished.insert(sequence.unpublished.end(), tokens.begin(), tokens.end());
   sequence.num_committed = committed;
   note_written(sequence, from, written);
-  publish(sequence, written);
+  const std::array<Event, 2> all = {sequence.written, written};
+  sequence.written = device::merge(all);
+  publish(sequence);
   if (options.is_end) {
     publish_tail(sequence);
     sequence.is_committing = false;
     sequence.is_finished = true;
   } else if (config_.commit_policy == CommitPolicy::kEndpointsOnly && !tokens.empty()) {
-    copy_endpoint(sequence, written);
+    copy_endpoint(sequence);
   }
   publish_snapshots(sequence);
   clean_up();
@@ -111,7 +113,7 @@ Result<void> CacheCore::stop_committing(SequenceState& sequence) {
                       "stop_committing of a sequence that is closed");
   }
   if (!sequence.is_committing) return {};
-  publish(sequence, {});
+  publish(sequence);
   sequence.is_committing = false;
   Event last_use;
   for (std::size_t g = 0; g < num_groups(); ++g) {

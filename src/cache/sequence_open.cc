@@ -149,7 +149,7 @@ void CacheCore::close(SequenceState& sequence) {
   const Event last_use = record(sequence);
   if (sequence.was_resumed && sequence.is_committing && !sequence.is_damaged &&
       sequence.arrived.status() == EventStatus::kSucceeded) {
-    publish(sequence, {});
+    publish(sequence);
     publish_tail(sequence);
     publish_snapshots(sequence);
   }

@@ -93,7 +93,8 @@ void CacheCore::let_go(SequenceState& sequence, std::size_t group, const BlockRa
     } else {
       const auto index = static_cast<std::size_t>(block - own.first_block);
       if (index >= own.run.pages.size()) continue;
-      own.run.last_use = last_use;
+      // While suspended, what was noted then still stands.
+      if (!last_use.is_null()) own.run.last_use = last_use;
       release_page(sequence_key(sequence, group), index);
     }
     if (static_cast<std::size_t>(block) < own.slots.size()) set_slot(own, block, kNoSlot);

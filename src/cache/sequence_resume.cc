@@ -108,9 +108,11 @@ void CacheCore::gather_run(const RunKey& key, const PageRun& run,
 
 // What is locked and not on the device, and what is to be copied from the disk.
 void CacheCore::gather_cold(SequenceState& sequence, std::vector<Residency::PageRef>& cold) {
-  for (NodeIndex index = sequence.leaf; !tree_->node(index).is_root();
-       index = tree_->node(index).parent) {
+  const bool has_source = has_partial_source(sequence);
+  NodeIndex index = has_source ? tree_->node(sequence.leaf).parent : sequence.leaf;
+  for (; !tree_->node(index).is_root(); index = tree_->node(index).parent) {
     for (std::size_t g = 0; g < num_groups(); ++g) {
+      if (!kind(g).has_block_pages()) continue;
       gather_run(node_key(index, g), node_run(index, g), cold);
     }
   }
@@ -118,7 +120,6 @@ void CacheCore::gather_cold(SequenceState& sequence, std::vector<Residency::Page
     gather_run(sequence_key(sequence, g), sequence.groups[g].run, cold);
   }
   if (sequence.was_resumed) return;
-  const bool has_source = has_partial_source(sequence);
   const std::int64_t end = sequence.num_committed;
   for (std::size_t g = 0; g < num_groups() && end > 0; ++g) {
     const NodeIndex node = path_node(sequence.leaf, (end - 1) / config_.tokens_per_block);
@@ -132,7 +133,7 @@ void CacheCore::gather_cold(SequenceState& sequence, std::vector<Residency::Page
       continue;
     }
     if (i < run.pages.size() && !is_null(run.pages[i]) &&
-        store_->tier(run.pages[i]) == Tier::kDisk && run.pins_of(i).locks == 0) {
+        store_->tier(run.pages[i]) == Tier::kDisk) {
       cold.push_back({node_key(node, g), i});
     }
   }
@@ -192,23 +193,29 @@ Result<void> CacheCore::copy_sources(SequenceState& sequence) {
   return {};
 }
 
-// What was copied from is let go; the path ends before the block that is matched in part.
-void CacheCore::leave_partial_source(SequenceState& sequence) {
+// What is copied from at the first resume: snapshots, and the pages of a block that is matched in
+// part. Locked for as long as it takes, so that they stay where they are.
+void CacheCore::pin_sources(SequenceState& sequence, Pins change) {
   const std::int64_t end = sequence.num_committed;
-  for (std::size_t g = 0; g < num_groups() && end > 0; ++g) {
-    if (!kind(g).has_block_pages()) pin_snapshot(sequence.leaf, g, end, {0, -1}, {});
-  }
-  if (!has_partial_source(sequence)) return;
-  const std::int64_t block = end / config_.tokens_per_block;
-  const NodeIndex source = sequence.leaf;
+  if (sequence.was_resumed || end == 0) return;
   for (std::size_t g = 0; g < num_groups(); ++g) {
-    if (!kind(g).has_block_pages()) continue;
-    if (kind(g).needs_every_block()) {
-      residency_->pin_whole(node_key(source, g), node_run(source, g), {0, -1});
-    } else if (!sequence.groups[g].stale.contains(block)) {
-      pin_block(source, g, block, {0, -1}, {});
+    if (!kind(g).has_block_pages()) {
+      pin_snapshot(sequence.leaf, g, end, change, {});
+    } else if (!has_partial_source(sequence)) {
+      continue;
+    } else if (kind(g).needs_every_block()) {
+      residency_->pin_whole(node_key(sequence.leaf, g), node_run(sequence.leaf, g), change);
+    } else if (!sequence.groups[g].stale.contains(end / config_.tokens_per_block)) {
+      pin_block(sequence.leaf, g, end / config_.tokens_per_block, change, {});
     }
   }
+}
+
+// What was copied from is let go; the path ends before the block that is matched in part.
+void CacheCore::leave_sources(SequenceState& sequence) {
+  pin_sources(sequence, {-1, 0});
+  if (!has_partial_source(sequence)) return;
+  const NodeIndex source = sequence.leaf;
   --tree_->node(source).users.holds;
   to_tidy_.push_back(source);
   sequence.leaf = tree_->node(source).parent;
@@ -332,16 +339,19 @@ Result<Event> CacheCore::resume(SequenceState& sequence, device::Stream& stream)
   }
   SLACKWATER_RETURN_IF_ERROR(check_gate());
   pin_all(sequence, {1, -1}, {});
+  pin_sources(sequence, {1, -1});
   const Result<void> back = bring_back(sequence);
   if (!back.has_value()) {
     pin_all(sequence, {-1, 1}, {});
+    pin_sources(sequence, {-1, 1});
     clean_up();
     return tl::unexpected<Error>(back.error());
   }
-  if (!sequence.was_resumed) leave_partial_source(sequence);
+  leave_sources(sequence);
   sequence.was_resumed = true;
   sequence.status = SequenceStatus::kActive;
   sequence.stream = &stream;
+  stream.wait(sequence.last_use);
   // What was computed since the resume before depends on that one too.
   std::vector<Event> arriving;
   if (!sequence.arrived.is_done()) arriving.push_back(sequence.arrived);
@@ -372,6 +382,7 @@ Result<void> CacheCore::suspend(SequenceState& sequence) {
     ++counters_.snapshots_skipped;
   }
   pin_all(sequence, {-1, 1}, last_use);
+  sequence.last_use = last_use;
   for (SequenceGroup& group : sequence.groups) {
     trim_table(group, 0);
   }

@@ -57,7 +57,9 @@ struct SequenceState {
   std::vector<SequenceGroup> groups;
   std::vector<ReservedSnapshot> snapshots;
   device::Stream* stream = nullptr;
-  device::Event arrived;  // of the last resume
+  device::Event arrived;   // of the last resume
+  device::Event written;   // of what is committed and not in the tree
+  device::Event last_use;  // of the last suspend
 };
 
 }  // namespace slackwater::cache

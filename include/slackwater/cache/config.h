@@ -2,7 +2,6 @@
 #define SLACKWATER_CACHE_CONFIG_H_
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +12,7 @@
 #include "slackwater/cache/layer_kind.h"
 #include "slackwater/storage/cold_page_codec.h"
 #include "slackwater/storage/disk_io.h"
+#include "slackwater/storage/disk_tier.h"
 #include "slackwater/storage/slot_layout.h"
 
 namespace slackwater::cache {
@@ -69,7 +69,7 @@ struct KvCacheConfig {
   std::int64_t device_bytes = 0;
   std::int64_t host_bytes = 0;
   std::int64_t disk_bytes = 0;
-  std::filesystem::path disk_directory;
+  storage::DiskTierOptions disk;                  // where, and how long it may take
   std::unique_ptr<storage::DiskIo> disk_io;       // null: the best there is
   std::shared_ptr<storage::ColdPageCodec> codec;  // null: concatenation
   Digest128 model;               // of config and weights: foreign pages on disk are not read

@@ -1,0 +1,631 @@
+// Random operations on a KvCacheManager over a device and a disk that fail, and on a naive one.
+//
+//   SLACKWATER_SEED=7 SLACKWATER_OPERATIONS=2000000 slackwater_cache_test
+//       --gtest_filter='KvCacheManagerModel*'
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "slackwater/cache/kv_cache_manager.h"
+#include "slackwater/device/sim_device.h"
+#include "testing/fake_engine.h"
+#include "testing/fault_disk_io.h"
+#include "testing/operations.h"
+#include "testing/seed.h"
+#include "testing/temporary_directory.h"
+
+namespace slackwater::cache {
+namespace {
+
+using device::Event;
+using device::EventStatus;
+using storage::Tier;
+using Tokens = std::vector<TokenId>;
+
+constexpr std::int64_t kPageBytes = 1024;
+
+// What is known, as slowly as it reads: everything that was ever committed, and never forgotten.
+class NaiveCache {
+ public:
+  void add(const ReuseScope& scope, const Tokens& tokens) { known_[key(scope)].push_back(tokens); }
+  void clear() { known_.clear(); }
+
+  // The longest front of a query that somebody has committed: nobody can find more.
+  std::int64_t content(const ReuseScope& scope, std::span<const TokenId> query) const {
+    const auto at = known_.find(key(scope));
+    if (at == known_.end()) return 0;
+    std::int64_t best = 0;
+    for (const Tokens& tokens : at->second) {
+      const std::size_t most = std::min(tokens.size(), query.size());
+      std::size_t agreed = 0;
+      while (agreed < most && tokens[agreed] == query[agreed]) ++agreed;
+      best = std::max(best, static_cast<std::int64_t>(agreed));
+    }
+    return best;
+  }
+
+ private:
+  using Key = std::pair<std::optional<std::uint64_t>, std::optional<std::uint64_t>>;
+  static Key key(const ReuseScope& scope) { return {scope.adapter, scope.salt}; }
+
+  std::map<Key, std::vector<Tokens>> known_;
+};
+
+// What the operations came to, so that a test that does nothing shows.
+struct Tally {
+  std::int64_t steps_judged = 0;
+  std::int64_t steps_suspect = 0;
+  std::int64_t resumed = 0;
+  std::int64_t refused = 0;
+  std::int64_t lost = 0;
+  std::int64_t tokens_reused = 0;
+  std::int64_t partial_matches = 0;
+  std::int64_t pages_dropped = 0;
+  std::int64_t snapshots = 0;
+  std::int64_t faults = 0;
+};
+
+class KvCacheManagerModel {
+ public:
+  const Tally& tally() const { return tally_; }
+
+  KvCacheManagerModel(std::uint64_t seed, const std::filesystem::path& directory)
+      : random_(seed), weights_(random_, {kCreate, kResume, kStep}), directory_(directory) {
+    start(seed);
+  }
+
+  void run(std::int64_t num_operations, std::int64_t done_before) {
+    const auto every = static_cast<std::int64_t>(audit_every());
+    for (std::int64_t i = 0; i < num_operations && !testing::Test::HasFailure(); ++i) {
+      SCOPED_TRACE(testing::Message() << "after " << done_before + i << " operations");
+      step();
+      check_steps(false);
+      if (i % every == 0) manager_->audit();
+    }
+    if (!testing::Test::HasFailure()) finish();
+  }
+
+ private:
+  enum Operation : std::size_t {
+    kCreate,
+    kResume,
+    kSuspend,
+    kStep,
+    kGrow,
+    kShrink,
+    kStop,
+    kEnd,
+    kClose,
+    kReserve,
+    kCancel,
+    kProbe,
+    kRunDevice,
+    kClear,
+    kTable,
+    kNumOperations
+  };
+
+  struct Model {
+    Sequence sequence;
+    Tokens tokens;  // what it has computed, and will
+    ReuseScope scope;
+    bool is_stopped = false;
+    bool is_suspect = false;  // a step read what had not arrived
+    std::vector<SlotId> table;
+    Event arrived;
+  };
+  // A step whose reads are to be judged once it has run.
+  struct Step {
+    Event done;
+    Event arrived;
+    FakeEngine::Counter mismatches;
+  };
+
+  static std::uint64_t audit_every() {
+    const char* const chosen = std::getenv("SLACKWATER_AUDIT_EVERY");
+    return chosen == nullptr ? 1 : std::stoull(chosen);
+  }
+
+  std::uint64_t below(std::uint64_t end) { return random_() % end; }
+
+  LayerKind random_kind() {
+    switch (below(3)) {
+      case 0: return FullAttention();
+      case 1: return Recurrent();
+      default:
+        return SlidingWindow{1 + static_cast<std::int64_t>(below(12)),
+                             static_cast<std::int64_t>(below(4))};
+    }
+  }
+
+  void start(std::uint64_t seed) {
+    device::SimOptions sim;
+    sim.seed = seed;
+    copy_fault_permille_ = below(3) == 0 ? 50 : 0;
+    disk_fault_permille_ = below(3) == 0 ? 100 : 0;
+    sim.copy_fault = [this](std::int64_t) {
+      if (below(1000) >= copy_fault_permille_) return device::CopyFault::kNone;
+      ++num_faults_;
+      return static_cast<device::CopyFault>(1 + below(3));
+    };
+    device_ = std::make_unique<device::SimDevice>(sim);
+    KvCacheConfig config;
+    config.tokens_per_block = 1 << below(4);
+    const std::size_t num_layers = 1 + below(4);
+    for (std::size_t i = 0; i < num_layers; ++i) {
+      LayerConfig layer;
+      layer.layer = static_cast<std::int32_t>(i);
+      layer.kind = i == 0 && below(4) != 0 ? LayerKind(FullAttention()) : random_kind();
+      layer.buffers = {{"digest", kPageBytes << below(2)}};
+      if (below(4) == 0) layer.group_tag = "draft";
+      config.layers.push_back(std::move(layer));
+    }
+    config.grain_bytes = 4096;
+    config.device_bytes = 1;
+    config.device_bytes =
+        min_quotas(config)->device_bytes + static_cast<std::int64_t>(below(32) << 13);
+    if (below(4) != 0) config.host_bytes = 1 << 14 << below(4);
+    if (below(3) == 0) config.disk_bytes = 1 << 16;
+    config.disk.directory = directory_;
+    config.disk.segment_bytes = 1 << 15;
+    config.disk_io = std::make_unique<storage::FaultDiskIo>(
+        storage::make_blocking_disk_io(), [this](std::int64_t, const storage::IoRequest&) {
+          if (below(1000) >= disk_fault_permille_) return storage::DiskFault::kNone;
+          ++num_faults_;
+          constexpr storage::DiskFault kFaults[] = {
+              storage::DiskFault::kError, storage::DiskFault::kShort, storage::DiskFault::kFlip,
+              storage::DiskFault::kTorn, storage::DiskFault::kLost};
+          return kFaults[below(std::size(kFaults))];
+        });
+    config.disk.warn = [](std::string_view) {};
+    if (below(3) == 0) config.commit_policy = CommitPolicy::kEndpointsOnly;
+    config.enable_partial_reuse = below(4) != 0;
+    if (below(4) == 0) config.reuse_match_backoff = static_cast<std::int64_t>(below(5));
+    config.max_util_for_resume = below(3) == 0 ? 0.8 : 1;
+    has_priorities_ = below(3) == 0;
+    policy_ = config.commit_policy;
+    auto made = KvCacheManager::create(*device_, std::move(config));
+    ASSERT_TRUE(made.has_value()) << made.error().text();
+    manager_ = *std::move(made);
+    engine_ = std::make_unique<FakeEngine>(*manager_, *device_);
+  }
+
+  void step() {
+    // Every other operation is a step: sequences live long enough to meet.
+    switch (below(2) == 0 ? kStep : weights_.draw(random_)) {
+      case kCreate: return create();
+      case kResume: return resume();
+      case kSuspend: return suspend();
+      case kStep: return compute();
+      case kGrow: return grow();
+      case kShrink: return shrink();
+      case kStop: return stop();
+      case kEnd: return end();
+      case kClose: return close();
+      case kReserve: return reserve();
+      case kCancel: return cancel();
+      case kProbe: return probe();
+      case kRunDevice: return run_device();
+      case kClear: return clear();
+      case kTable: return table();
+      default: return;
+    }
+  }
+
+  // Prompts share fronts, and part at any token.
+  Tokens random_tokens(std::uint64_t most) {
+    Tokens tokens;
+    const std::uint64_t length = 1 + below(most);
+    std::uint64_t stem = below(4);
+    for (std::uint64_t i = 0; i < length; ++i) {
+      if (below(12) == 0) stem = below(4);
+      tokens.push_back(static_cast<TokenId>(stem * 1000 + i));
+    }
+    return tokens;
+  }
+
+  Model* random_sequence(std::optional<SequenceStatus> status = std::nullopt) {
+    std::vector<Model*> found;
+    for (Model& model : models_) {
+      if (!status.has_value() || model.sequence.status() == *status) found.push_back(&model);
+    }
+    return found.empty() ? nullptr : found[below(found.size())];
+  }
+
+  void create() {
+    if (models_.size() >= 8) return close();
+    Model model;
+    if (below(5) == 0) model.scope.salt = below(2);
+    model.tokens = random_tokens(40);
+    SequenceOptions options;
+    options.scope = model.scope;
+    options.tokens = model.tokens;
+    options.request = RequestId(next_request_++);
+    if (has_priorities_) {
+      options.priority = [salt = random_()](BlockOrdinal block, LayerGroupId group) {
+        return static_cast<Priority>((salt >> ((block.value() / 3 + group.value()) % 8)) % 3 * 40);
+      };
+    }
+    const MatchDepths probed = manager_->probe_reuse(model.scope, model.tokens);
+    auto made = manager_->create_sequence(options);
+    ASSERT_TRUE(made.has_value()) << made.error().text();
+    model.sequence = *std::move(made);
+    check_match(model.scope, model.tokens, model.sequence.match());
+    tally_.tokens_reused += model.sequence.num_committed();
+    tally_.partial_matches += model.sequence.num_committed() % manager_->tokens_per_block() != 0;
+    // Looking at an event lets the device go on: more may be written than before.
+    if (steps_.empty()) {
+      ASSERT_EQ(model.sequence.num_committed(), probed.reused);
+    }
+    ASSERT_EQ(model.sequence.committed_tokens(),
+              Tokens(model.tokens.begin(), model.tokens.begin() + model.sequence.num_committed()));
+    models_.push_back(std::move(model));
+  }
+
+  void check_match(const ReuseScope& scope, std::span<const TokenId> tokens,
+                   const MatchDepths& match) {
+    ASSERT_EQ(match.lookup, std::ssize(tokens) - 1);
+    ASSERT_LE(match.content, std::min(match.lookup, naive_.content(scope, tokens)));
+    ASSERT_LE(match.attention, match.content);
+    ASSERT_LE(match.reused, match.attention);
+  }
+
+  // What must not change when a call is refused.
+  struct Before {
+    std::int64_t committed, history, capacity;
+    SequenceStatus status;
+    std::vector<std::vector<SlotId>> slots;
+    friend bool operator==(const Before&, const Before&) = default;
+  };
+  Before look_at(const Model& model) const {
+    const Sequence& s = model.sequence;
+    Before before{s.num_committed(), s.history(), s.capacity(), s.status(), {}};
+    for (const LayerGroupDesc& group : manager_->layer_groups().groups()) {
+      const auto slots = s.slots(group.id);
+      before.slots.emplace_back(slots.begin(), slots.end());
+    }
+    return before;
+  }
+
+  void expect_refused(const Error& error, const Model& model, const Before& before) {
+    ASSERT_TRUE(error.code() == ErrorCode::kResourceExhausted ||
+                (num_faults_ > 0 && error.code() == ErrorCode::kDataLoss) ||
+                (num_faults_ > 0 && error.code() == ErrorCode::kUnavailable))
+        << error.text();
+    ASSERT_EQ(look_at(model), before) << error.text();
+    ++(error.code() == ErrorCode::kResourceExhausted ? tally_.refused : tally_.lost);
+  }
+
+  void resume() {
+    Model* const model = random_sequence(SequenceStatus::kSuspended);
+    if (model == nullptr) return;
+    const Before before = look_at(*model);
+    const auto resumed = model->sequence.resume(engine_->stream());
+    if (resumed.has_value()) {
+      ++tally_.resumed;
+      model->arrived = *resumed;
+      return;
+    }
+    expect_refused(resumed.error(), *model, before);
+    if (resumed.error().code() != ErrorCode::kResourceExhausted) return drop(*model);
+    relieve(*model);
+  }
+
+  // What a scheduler does when there is no room.
+  void relieve(Model& refused) {
+    switch (below(4)) {
+      case 0: return drop(refused);
+      case 1: return close();
+      case 2: return suspend();
+      default: return;
+    }
+  }
+
+  void suspend() {
+    Model* const model = random_sequence(SequenceStatus::kActive);
+    if (model == nullptr) return;
+    ASSERT_TRUE(model->sequence.suspend().has_value());
+    for (const SlotId slot : model->table) ASSERT_EQ(slot, kNoSlot);
+  }
+
+  // Computes some more tokens, and commits as far as that is allowed.
+  void compute() {
+    Model* const model = random_sequence(SequenceStatus::kActive);
+    if (model == nullptr) return models_.empty() ? create() : resume();
+    Sequence& s = model->sequence;
+    const std::int64_t from = s.history();
+    const std::int64_t to = from + 1 + static_cast<std::int64_t>(below(below(4) == 0 ? 20 : 3));
+    if (to > 90) return drop(*model);
+    while (std::ssize(model->tokens) < to) {
+      model->tokens.push_back(static_cast<TokenId>(below(3) * 1000) +
+                              static_cast<TokenId>(model->tokens.size()));
+    }
+    fit_table(*model, to);
+    const Before before = look_at(*model);
+    const auto resized = s.resize(std::max(s.capacity(), to), from);
+    if (!resized.has_value()) {
+      expect_refused(resized.error(), *model, before);
+      return relieve(*model);
+    }
+    const auto tokens = std::span<const TokenId>(model->tokens).first(static_cast<std::size_t>(to));
+    check_table(*model);
+    Step step;
+    step.mismatches = std::make_shared<std::atomic<std::int64_t>>(0);
+    step.arrived = model->arrived;
+    step.done = engine_->step(s, tokens, from, step.mismatches);
+    steps_.push_back(step);
+    if (model->is_stopped || below(8) == 0) {
+      if (policy_ == CommitPolicy::kEndpointsOnly && !model->is_stopped) {
+        commit(*model, tokens, step.done);
+      } else {
+        ASSERT_TRUE(s.resize(std::nullopt, to).has_value());
+      }
+      return;
+    }
+    commit(*model, tokens, step.done);
+  }
+
+  void commit(Model& model, std::span<const TokenId> tokens, const Event& done) {
+    Sequence& s = model.sequence;
+    CommitOptions options;
+    options.written = done;
+    if (below(2) == 0) done.wait();
+    const auto committed =
+        s.commit(tokens.subspan(static_cast<std::size_t>(s.num_committed())), options);
+    if (!committed.has_value()) {
+      ASSERT_EQ(committed.error().code(), ErrorCode::kDataLoss) << committed.error().text();
+      ASSERT_GT(num_faults_, 0);
+      return drop(model);
+    }
+    naive_.add(model.scope, Tokens(tokens.begin(), tokens.end()));
+  }
+
+  void grow() {
+    Model* const model = random_sequence(SequenceStatus::kActive);
+    if (model == nullptr) return;
+    const std::int64_t capacity = model->sequence.capacity() + static_cast<std::int64_t>(below(30));
+    fit_table(*model, capacity);
+    const Before before = look_at(*model);
+    const auto resized = model->sequence.resize(capacity);
+    if (!resized.has_value()) expect_refused(resized.error(), *model, before);
+  }
+
+  void shrink() {
+    Model* const model = random_sequence(SequenceStatus::kActive);
+    if (model == nullptr) return;
+    const Sequence& s = model->sequence;
+    const auto spare = static_cast<std::uint64_t>(s.capacity() - s.history());
+    ASSERT_TRUE(model->sequence.resize(s.history() + static_cast<std::int64_t>(below(spare + 1)))
+                    .has_value());
+  }
+
+  void stop() {
+    Model* const model = random_sequence();
+    if (model == nullptr || below(4) != 0) return;
+    ASSERT_TRUE(model->sequence.stop_committing().has_value());
+    model->is_stopped = true;
+  }
+
+  void end() {
+    Model* const model = random_sequence(SequenceStatus::kActive);
+    if (model == nullptr || model->is_stopped) return;
+    Sequence& s = model->sequence;
+    if (s.history() != s.num_committed()) return;
+    const auto ended = s.commit({}, {{}, true});
+    if (!ended.has_value()) {
+      ASSERT_EQ(ended.error().code(), ErrorCode::kDataLoss) << ended.error().text();
+    }
+    manager_->audit();
+    if (ended.has_value()) {
+      ASSERT_EQ(s.resize(s.capacity(), s.history() + 1).has_value(), false);
+      ASSERT_EQ(s.commit({}).error().code(), ErrorCode::kFailedPrecondition);
+    }
+    drop(*model);
+  }
+
+  void close() {
+    Model* const model = random_sequence();
+    if (model != nullptr) drop(*model);
+  }
+
+  void drop(Model& model) {
+    const auto at = std::find_if(models_.begin(), models_.end(),
+                                 [&](const Model& other) { return &other == &model; });
+    model.sequence.close();
+    for (const SlotId slot : model.table) ASSERT_EQ(slot, kNoSlot);
+    models_.erase(at);
+  }
+
+  void reserve() {
+    Model* const model = random_sequence(SequenceStatus::kActive);
+    if (model == nullptr) return;
+    const Sequence& s = model->sequence;
+    const auto most = static_cast<std::uint64_t>(s.capacity() - s.num_committed());
+    // What is computed already cannot be written any more.
+    if (most == 0 || s.history() != s.num_committed()) return;
+    const std::int64_t position = s.num_committed() + 1 + static_cast<std::int64_t>(below(most));
+    const auto reserved = model->sequence.reserve_snapshot(position);
+    if (!reserved.has_value()) {
+      ASSERT_EQ(reserved.error().code(), ErrorCode::kResourceExhausted) << reserved.error().text();
+    }
+  }
+
+  void cancel() {
+    Model* const model = random_sequence(SequenceStatus::kActive);
+    if (model == nullptr) return;
+    for (std::int64_t p = model->sequence.num_committed() + 1; p <= model->sequence.capacity();
+         ++p) {
+      if (below(4) == 0) model->sequence.cancel_snapshot(p);
+    }
+  }
+
+  void probe() {
+    const Tokens tokens = random_tokens(60);
+    const MatchDepths match = manager_->probe_reuse({}, tokens);
+    check_match({}, tokens, match);
+    const auto first = manager_->probe_first_new_block({}, tokens);
+    const std::int64_t size = manager_->tokens_per_block();
+    ASSERT_EQ(first.has_value(), match.reused / size * size + size <= std::ssize(tokens));
+  }
+
+  void run_device() {
+    const std::uint64_t count = below(4) == 0 ? 1000 : below(20);
+    for (std::uint64_t i = 0; i < count && device_->run_one(); ++i) ++num_runs_;
+  }
+
+  void clear() {
+    if (below(20) != 0) return;
+    if (!models_.empty()) {
+      ASSERT_EQ(manager_->clear_reusable_blocks().error().code(), ErrorCode::kFailedPrecondition);
+      return;
+    }
+    ASSERT_TRUE(manager_->clear_reusable_blocks().has_value());
+    naive_.clear();
+    expect_empty();
+  }
+
+  void expect_empty() {
+    for (const LayerGroupDesc& group : manager_->layer_groups().groups()) {
+      for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+        const TierRoom room = manager_->room(tier, group.id);
+        ASSERT_EQ(room.free, room.total) << "slots are left over";
+      }
+    }
+  }
+
+  void table() {
+    Model* const model = random_sequence();
+    if (model == nullptr) return;
+    if (!model->table.empty() && below(2) == 0) {
+      ASSERT_TRUE(model->sequence.set_index_table(LayerGroupId(0), {}).has_value());
+      model->table.clear();
+      return;
+    }
+    std::vector<SlotId> larger(static_cast<std::size_t>(model->sequence.num_blocks()) + below(20) +
+                               1);
+    ASSERT_TRUE(model->sequence.set_index_table(LayerGroupId(0), larger).has_value());
+    model->table = std::move(larger);
+    check_table(*model);
+  }
+
+  void fit_table(Model& model, std::int64_t capacity) {
+    const std::int64_t size = manager_->tokens_per_block();
+    const auto& kind = manager_->layer_groups().groups()[0].kind;
+    if (std::holds_alternative<Recurrent>(kind)) return;
+    if (model.table.empty() || (capacity + size - 1) / size <= std::ssize(model.table)) return;
+    ASSERT_EQ(model.sequence.resize(capacity).error().code(), ErrorCode::kInvalidArgument);
+    ASSERT_TRUE(model.sequence.set_index_table(LayerGroupId(0), {}).has_value());
+    model.table.clear();
+  }
+
+  void check_table(const Model& model) const {
+    if (model.table.empty()) return;
+    const auto slots = model.sequence.slots(LayerGroupId(0));
+    for (std::size_t i = 0; i < model.table.size(); ++i) {
+      ASSERT_EQ(model.table[i], i < slots.size() ? slots[i] : kNoSlot) << "entry " << i;
+    }
+  }
+
+  // A step whose pages have arrived read what it should.
+  void check_steps(bool all) {
+    std::erase_if(steps_, [&](const Step& step) {
+      if (all) {
+        step.done.wait();
+        step.arrived.wait();
+      }
+      if (!step.done.is_done() || !step.arrived.is_done()) return false;
+      const bool is_judged = step.arrived.status() == EventStatus::kSucceeded;
+      ++(is_judged ? tally_.steps_judged : tally_.steps_suspect);
+      if (is_judged) {
+        EXPECT_EQ(*step.mismatches, 0);
+      }
+      return true;
+    });
+  }
+
+  void finish() {
+    check_steps(true);
+    manager_->audit();
+    while (!models_.empty()) drop(models_.back());
+    manager_->audit();
+    const Result<void> shut = manager_->shutdown();
+    ASSERT_TRUE(shut.has_value());
+    expect_empty();
+    tally_.pages_dropped = manager_->counters().pages_dropped;
+    tally_.snapshots = manager_->counters().snapshots_published;
+    tally_.faults = num_faults_;
+    ASSERT_EQ(manager_->token_digests().size(), 0u);
+    manager_->audit();
+  }
+
+  std::mt19937_64 random_;
+  OperationWeights<kNumOperations> weights_;
+  const std::filesystem::path directory_;
+  std::uint64_t copy_fault_permille_ = 0;
+  std::uint64_t disk_fault_permille_ = 0;
+  std::int64_t num_faults_ = 0;
+  std::int64_t num_runs_ = 0;
+  bool has_priorities_ = false;
+  CommitPolicy policy_ = CommitPolicy::kEveryBlock;
+
+  std::unique_ptr<device::SimDevice> device_;
+  std::unique_ptr<KvCacheManager> manager_;
+  std::unique_ptr<FakeEngine> engine_;
+  NaiveCache naive_;
+  std::vector<Model> models_;
+  std::vector<Step> steps_;
+  std::uint64_t next_request_ = 1;
+  Tally tally_;
+};
+
+void add(Tally& sum, const Tally& other) {
+  sum.steps_judged += other.steps_judged;
+  sum.steps_suspect += other.steps_suspect;
+  sum.resumed += other.resumed;
+  sum.refused += other.refused;
+  sum.lost += other.lost;
+  sum.tokens_reused += other.tokens_reused;
+  sum.partial_matches += other.partial_matches;
+  sum.pages_dropped += other.pages_dropped;
+  sum.snapshots += other.snapshots;
+  sum.faults += other.faults;
+}
+
+TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
+  const std::uint64_t seed = test_seed();
+  const std::int64_t num_operations = test_operations(60'000);
+  const std::int64_t per_seed = 2000;
+  Tally sum;
+  for (std::int64_t done = 0, round = 0; done < num_operations; done += per_seed, ++round) {
+    const std::uint64_t this_seed = seed + static_cast<std::uint64_t>(round);
+    SCOPED_TRACE(testing::Message() << "seed " << this_seed);
+    const TemporaryDirectory directory;
+    KvCacheManagerModel model(this_seed, directory.path());
+    model.run(per_seed, done);
+    if (testing::Test::HasFailure()) return;
+    add(sum, model.tally());
+  }
+  fmt::print(stderr,
+             "{} steps judged, {} suspect; {} resumed, {} refused, {} lost; {} tokens reused, {} "
+             "partial matches; {} pages dropped, {} snapshots, {} faults\n",
+             sum.steps_judged, sum.steps_suspect, sum.resumed, sum.refused, sum.lost,
+             sum.tokens_reused, sum.partial_matches, sum.pages_dropped, sum.snapshots, sum.faults);
+  EXPECT_GT(sum.steps_judged, num_operations / 5);
+  EXPECT_GT(sum.pages_dropped, num_operations / 100);
+  EXPECT_GT(sum.refused, 0);
+  EXPECT_GT(sum.tokens_reused, 0);
+}
+
+}  // namespace
+}  // namespace slackwater::cache
