@@ -89,6 +89,14 @@ void CacheCore::audit() const {
   tree_->check_invariants();
   std::map<std::uint32_t, Pins> users;
   std::int64_t num_pages = 0;
+  std::vector<std::int32_t> num_pinned(num_groups());
+  const auto count = [&](const PageRun& run) {
+    num_pages += run.num_pages();
+    for (std::size_t i = 0; i < run.pages.size(); ++i) {
+      if (is_null(run.pages[i]) || store_->tier(run.pages[i]) == Tier::kDisk) continue;
+      if (run.pins_of(i) != Pins()) ++num_pinned[index_of(run.group)];
+    }
+  };
   std::size_t num_open = 0;
   for (const SequenceState& sequence : sequences_) {
     if (sequence.status == SequenceStatus::kClosed) continue;
@@ -99,7 +107,7 @@ void CacheCore::audit() const {
       users[node.value()].locks += pins.locks;
       users[node.value()].holds += pins.holds;
     }
-    for (const SequenceGroup& group : sequence.groups) num_pages += group.run.num_pages();
+    for (const SequenceGroup& group : sequence.groups) count(group.run);
     for (const ReservedSnapshot& snapshot : sequence.snapshots) {
       num_pages += std::count_if(snapshot.pages.begin(), snapshot.pages.end(),
                                  [](PageId page) { return !is_null(page); });
@@ -110,10 +118,10 @@ void CacheCore::audit() const {
                      node.value(), tree_->node(node).users.locks, tree_->node(node).users.holds);
     if (tree_->node(node).is_root()) return;
     audit_node(node);
-    for (const PageRun& run : tree_->node(node).runs) num_pages += run.num_pages();
+    for (const PageRun& run : tree_->node(node).runs) count(run);
   });
   SLACKWATER_CHECK(num_open == num_open_, "{} sequences are open, {} counted", num_open, num_open_);
-  residency_->check_invariants();
+  residency_->check_invariants(num_pinned);
   store_->audit();
   digests_.check_invariants();
   std::int64_t living = 0;

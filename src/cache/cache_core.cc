@@ -76,7 +76,8 @@ Result<void> CacheCore::open(device::Device& device) {
   options.copy_threads = config_.copy_threads;
   SLACKWATER_ASSIGN_OR_RETURN(store_, storage::TieredStore::create(device, std::move(options)));
   tree_ = std::make_unique<BlockTree>(config_.tokens_per_block, templates, digests_);
-  residency_ = std::make_unique<Residency>(*store_, groups_.size(), *this);
+  residency_ =
+      std::make_unique<Residency>(*store_, groups_.size(), *this, config_.guarantee_suspend);
   matcher_ = std::make_unique<PrefixMatcher>(
       *tree_, *store_, kinds_,
       PrefixMatcher::Options{config_.enable_partial_reuse, config_.reuse_match_backoff});

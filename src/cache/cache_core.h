@@ -108,7 +108,7 @@ class CacheCore final : public RunOwners {
   void pin_snapshot(NodeIndex leaf, std::size_t group, std::int64_t position, Pins change,
                     const device::Event& last_use);
   NodeIndex realize(const PrefixMatch& match, std::int64_t num_tokens);
-  void leave_path(SequenceState& sequence, NodeIndex last_left, const device::Event& last_use);
+  void forget_match(SequenceState& sequence);
   bool has_partial_source(const SequenceState& sequence) const;
 
   // Resume.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cache/manager_test_support.h"
+#include "testing/temporary_directory.h"
 
 namespace slackwater::cache {
 namespace {
@@ -142,6 +143,62 @@ TEST(KvCacheManager, EndpointsAreKeptAsCopies) {
     cache.compute(again, numbers(0, end));
   }
   EXPECT_EQ(cache.engine.mismatches(), 0);
+}
+
+// With the device, the host and the disk full of what is held, whoever is resumed changes places
+// with whoever is not, in whatever order that is asked for.
+TEST(KvCacheManager, EverybodyComesBackFirstInFirstOutWhenAllTiersAreFull) {
+  const TemporaryDirectory directory;
+  KvCacheConfig config = test_config({kFull}, 64, 8 * 512);
+  config.host_bytes = 16 * 512;
+  config.disk_bytes = 12 * 1024;
+  config.disk.directory = directory.path();
+  config.disk.segment_bytes = 16 << 10;
+  TestCache cache(std::move(config));
+  std::vector<Sequence> sequences;
+  std::vector<Tokens> tokens;
+  while (true) {
+    tokens.push_back(numbers(static_cast<TokenId>(10'000 * sequences.size()), 7 * 64));
+    Sequence sequence = cache.create(tokens.back());
+    cache.resume(sequence);
+    if (!sequence.resize(7 * 64).has_value()) break;
+    cache.compute(sequence, tokens.back());
+    ASSERT_TRUE(sequence.suspend().has_value());
+    sequences.push_back(std::move(sequence));
+  }
+  ASSERT_GE(sequences.size(), 4u) << "7 blocks each: more than the device and the host hold";
+  for (int round = 0; round < 3; ++round) {
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      cache.resume(sequences[i]);
+      tokens[i].push_back(static_cast<TokenId>(round));
+      cache.compute(sequences[i], tokens[i]);
+      ASSERT_TRUE(sequences[i].suspend().has_value());
+      cache.manager->audit();
+    }
+  }
+  EXPECT_EQ(cache.engine.mismatches(), 0);
+}
+
+// What is in use is never more than the host could take.
+TEST(KvCacheManager, SuspendIsGuaranteedByAdmission) {
+  KvCacheConfig config = test_config({kFull}, 64, 16 * 512);
+  config.host_bytes = 8 * 512;
+  config.guarantee_suspend = true;
+  TestCache cache(std::move(config));
+  Sequence sequence = cache.create(numbers(0, 10 * 64));
+  cache.resume(sequence);
+  const auto too_much = sequence.resize(5 * 64);
+  ASSERT_FALSE(too_much.has_value());
+  EXPECT_THAT(too_much.error().text(), HasSubstr("5 pages in use would not fit the 4 slots"));
+  EXPECT_EQ(sequence.capacity(), 0);
+  cache.compute(sequence, numbers(0, 4 * 64));
+  ASSERT_TRUE(sequence.suspend().has_value());
+  // Nobody else may take so much into use that the first could not leave.
+  Sequence other = cache.create(numbers(5000, 64));
+  cache.resume(other);
+  EXPECT_EQ(other.resize(64).error().code(), ErrorCode::kResourceExhausted);
+  sequence.close();
+  EXPECT_TRUE(other.resize(64).has_value());
 }
 
 TEST(KvCacheManager, OpenSequencesKeepItOpen) {

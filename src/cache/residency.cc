@@ -10,11 +10,17 @@ namespace slackwater::cache {
 namespace {
 
 constexpr std::array<Tier, kNumTiers> kTiers = {Tier::kDevice, Tier::kHost, Tier::kDisk};
+constexpr std::size_t kNoSwap = static_cast<std::size_t>(-1);
+
+std::int32_t is_pinned(const Pins& pins) { return pins == Pins() ? 0 : 1; }
 
 }  // namespace
 
-Residency::Residency(storage::TieredStore& store, std::size_t num_groups, RunOwners& owners)
-    : store_(store), owners_(owners) {
+Residency::Residency(storage::TieredStore& store, std::size_t num_groups, RunOwners& owners,
+                     bool guarantees_suspend)
+    : store_(store),
+      owners_(owners),
+      guarantees_suspend_(guarantees_suspend && store.has_tier(Tier::kHost)) {
   for (const Tier tier : kTiers) {
     if (store.has_tier(tier)) last_tier_ = tier;
     const std::size_t pools = store.num_pool_groups(tier);
@@ -25,6 +31,64 @@ Residency::Residency(storage::TieredStore& store, std::size_t num_groups, RunOwn
           store.pool_group(tier, LayerGroupId(static_cast<std::int32_t>(g))));
     }
   }
+  num_pinned_.resize(store.num_pool_groups(Tier::kHost));
+  swap_slots_.resize(num_pinned_.size());
+  if (store.has_tier(Tier::kHost)) reserve_swap_slots();
+}
+
+// As many as there were, or as there is room for: half of a small pool at most.
+void Residency::reserve_swap_slots() {
+  for (std::size_t g = pool_of_[0].size(); g-- > 0;) {
+    const LayerGroupId group(static_cast<std::int32_t>(g));
+    auto& slots = swap_slots_[pool_of(Tier::kHost, group)];
+    const std::int32_t wanted =
+        std::min(kSwapSlots, store_.pool_stats(Tier::kHost, group).num_slots / 2);
+    if (slots.num_pages() >= wanted) continue;
+    const std::int32_t free =
+        slots.num_pages() + store_.num_usable(Tier::kHost, pool_of(Tier::kHost, group));
+    slots.cancel();
+    auto again = store_.reserve_host(group, std::min(wanted, free));
+    SLACKWATER_CHECK(again.has_value(), "free slots that cannot be reserved: {}",
+                     again.error().text());
+    slots = *std::move(again);
+  }
+}
+
+void Residency::change_pinned(const PageRun& run, Tier tier, std::int32_t change) {
+  if (tier != Tier::kDisk) num_pinned_[pool_of(Tier::kHost, run.group)] += change;
+}
+
+bool Residency::fits_host(std::span<const std::int32_t> more) const {
+  return check_guarantee(more).has_value();
+}
+
+Result<void> Residency::check_guarantee(std::span<const std::int32_t> more) const {
+  if (!guarantees_suspend_) return {};
+  std::vector<std::int32_t> pinned = num_pinned_;
+  for (std::size_t g = 0; g < more.size(); ++g) {
+    pinned[pool_of_[index_of(Tier::kHost)][g]] += more[g];
+  }
+  for (std::size_t g = 0; g < pool_of_[0].size(); ++g) {
+    const LayerGroupId group(static_cast<std::int32_t>(g));
+    const std::size_t pool = pool_of(Tier::kHost, group);
+    const std::int32_t room =
+        store_.pool_stats(Tier::kHost, group).num_slots - swap_slots_[pool].num_pages();
+    if (pinned[pool] <= room) continue;
+    return make_error(
+        ErrorCode::kResourceExhausted,
+        "{} pages in use would not fit the {} slots of pool group {} of the host when "
+        "all are suspended; give the host more",
+        pinned[pool], room, pool);
+  }
+  return {};
+}
+
+std::vector<std::int32_t> Residency::device_slots(std::span<const std::int32_t> needed) const {
+  std::vector<std::int32_t> slots(queues_[index_of(Tier::kDevice)].size());
+  for (std::size_t g = 0; g < needed.size(); ++g) {
+    slots[pool_of_[index_of(Tier::kDevice)][g]] += needed[g];
+  }
+  return slots;
 }
 
 std::optional<Tier> Residency::colder(Tier tier) const {
@@ -52,6 +116,7 @@ void Residency::page_added(const RunKey& key, PageRun& run, std::size_t index) {
   const Tier tier = store_.tier(run.pages[index]);
   ++run.num_on[index_of(tier)];
   if (may_leave(run.pins_of(index), tier)) change_evictable(key, run, tier, 1);
+  change_pinned(run, tier, is_pinned(run.pins_of(index)));
   if (!store_.ready(run.pages[index]).is_null()) run.may_be_lost = true;
 }
 
@@ -60,6 +125,7 @@ PageId Residency::take_page(const RunKey& key, PageRun& run, std::size_t index) 
   const Tier tier = store_.tier(page);
   --run.num_on[index_of(tier)];
   if (may_leave(run.pins_of(index), tier)) change_evictable(key, run, tier, -1);
+  change_pinned(run, tier, -is_pinned(run.pins_of(index)));
   if (tier != Tier::kDisk && !run.last_use.is_done()) store_.note_read(page, run.last_use);
   return page;
 }
@@ -76,6 +142,7 @@ void Residency::pin_page(const RunKey& key, PageRun& run, std::size_t index, Pin
   const int was = may_leave(before, tier) ? 1 : 0;
   const int is = may_leave(pins, tier) ? 1 : 0;
   change_evictable(key, run, tier, is - was);
+  change_pinned(run, tier, is_pinned(pins) - is_pinned(before));
 }
 
 void Residency::pin_whole(const RunKey& key, PageRun& run, Pins change) {
@@ -89,6 +156,7 @@ void Residency::pin_whole(const RunKey& key, PageRun& run, Pins change) {
     const bool is = may_leave(run.whole, tier);
     const std::int32_t pages = run.num_on[index_of(tier)];
     if (was != is) change_evictable(key, run, tier, is ? pages : -pages);
+    change_pinned(run, tier, pages * (is_pinned(run.whole) - is_pinned(before)));
   }
   // Whoever is let go by its last user has been used just now.
   const bool is_let_go = run.whole == Pins() && before != Pins();
@@ -230,9 +298,12 @@ Result<void> Residency::plan_tier(Tier tier, std::vector<Victim*>& arriving,
   return {};
 }
 
+// Coldest tier first, so that what arrives finds room.
 Result<void> Residency::apply() {
   for (const Tier tier : {Tier::kDisk, Tier::kHost, Tier::kDevice}) {
-    SLACKWATER_RETURN_IF_ERROR(apply_tier(tier));
+    drop_victims(tier);
+    SLACKWATER_RETURN_IF_ERROR(move_victims(tier, Tier::kDisk));
+    SLACKWATER_RETURN_IF_ERROR(move_victims(tier, Tier::kHost));
   }
   return {};
 }
@@ -247,13 +318,14 @@ std::size_t Residency::find_page(const PageRun& run, const Victim& victim) const
   return static_cast<std::size_t>(at - run.pages.begin());
 }
 
-Result<void> Residency::apply_tier(Tier tier) {
-  std::vector<Victim>& victims = victims_[index_of(tier)];
-  for (const Victim& victim : victims) {
+void Residency::drop_victims(Tier tier) {
+  for (Victim& victim : victims_[index_of(tier)]) {
     // Dropping one page takes those with it that are of no use any more.
-    if (!store_.is_alive(victim.page)) continue;
+    victim.is_done = !store_.is_alive(victim.page);
+    if (victim.is_done) continue;
     const bool is_lost = store_.ready(victim.page).status() == device::EventStatus::kFailed;
     if (victim.to.has_value() && !is_lost) continue;
+    victim.is_done = true;
     const std::size_t index = find_page(*owners_.find_run(victim.key), victim);
     if (victim.is_held) {
       owners_.lose_page(victim.key, index);
@@ -262,13 +334,6 @@ Result<void> Residency::apply_tier(Tier tier) {
       owners_.drop_page(victim.key, index);
     }
   }
-  std::erase_if(victims, [&](const Victim& victim) {
-    return !victim.to.has_value() || !store_.is_alive(victim.page);
-  });
-  for (const Tier to : {Tier::kDisk, Tier::kHost}) {
-    SLACKWATER_RETURN_IF_ERROR(move_victims(victims, to));
-  }
-  return {};
 }
 
 // The copy waits for whoever used the page last: a sequence may have written to a page of its own,
@@ -283,10 +348,11 @@ void Residency::note_last_use(const RunKey& key, const PageRun& run, PageId page
   }
 }
 
-Result<void> Residency::move_victims(std::vector<Victim>& victims, Tier to) {
+// Moves the victims of a list; over the swap slots of a pool group of the host, if one is named.
+Result<void> Residency::migrate(std::span<const Victim> victims, Tier from, Tier to,
+                                std::size_t swap_pool) {
   moving_.clear();
   for (const Victim& victim : victims) {
-    if (victim.to != to) continue;
     const PageRun& run = *owners_.find_run(victim.key);
     note_last_use(victim.key, run, victim.page);
     if (to == Tier::kDisk && store_.info(victim.page).certificate == Digest128()) {
@@ -295,14 +361,101 @@ Result<void> Residency::move_victims(std::vector<Victim>& victims, Tier to) {
     moving_.push_back(victim.page);
   }
   if (moving_.empty()) return {};
-  const Result<void> migrated = store_.migrate(moving_, to);
-  if (!migrated.has_value()) return migrated;
+  SLACKWATER_RETURN_IF_ERROR(swap_pool == kNoSwap
+                                 ? store_.migrate(moving_, to)
+                                 : store_.migrate(moving_, swap_slots_[swap_pool]));
   for (const Victim& victim : victims) {
-    if (victim.to != to) continue;
-    // Its tier of before is that of the list it is in.
-    PageRun& run = *owners_.find_run(victim.key);
-    const Tier from = &victims == &victims_[index_of(Tier::kDevice)] ? Tier::kDevice : Tier::kHost;
-    moved(victim.key, run, victim.page, from, to);
+    moved(victim.key, *owners_.find_run(victim.key), victim.page, from, to);
+  }
+  return {};
+}
+
+Result<void> Residency::move_victims(Tier from, Tier to) {
+  std::vector<Victim> moving;
+  for (Victim& victim : victims_[index_of(from)]) {
+    if (victim.is_done || victim.to != to || !store_.is_alive(victim.page)) continue;
+    victim.is_done = true;
+    moving.push_back(victim);
+  }
+  return migrate(moving, from, to, kNoSwap);
+}
+
+// As many of the victims as there is room for now.
+Result<std::int32_t> Residency::move_some_victims(Tier from, Tier to, bool uses_swap_slots) {
+  std::int32_t count = 0;
+  for (std::size_t pool = 0; pool < queues_[index_of(to)].size(); ++pool) {
+    std::int32_t room =
+        uses_swap_slots ? swap_slots_[pool].num_pages() : store_.num_usable(to, pool);
+    std::vector<Victim> moving;
+    for (Victim& victim : victims_[index_of(from)]) {
+      if (room == 0) break;
+      if (victim.is_done || victim.to != to || !store_.is_alive(victim.page)) continue;
+      if (pool_of(to, LayerGroupId(victim.key.group)) != pool) continue;
+      victim.is_done = true;
+      moving.push_back(victim);
+      --room;
+    }
+    count += static_cast<std::int32_t>(moving.size());
+    SLACKWATER_RETURN_IF_ERROR(migrate(moving, from, to, uses_swap_slots ? pool : kNoSwap));
+  }
+  return count;
+}
+
+// As many of the pages as the device has room for now; they leave the list.
+Result<std::int32_t> Residency::bring_some(std::vector<PageRef>& pages) {
+  std::vector<std::int32_t> room;
+  for (std::size_t pool = 0; pool < queues_[index_of(Tier::kDevice)].size(); ++pool) {
+    room.push_back(store_.num_usable(Tier::kDevice, pool));
+  }
+  std::vector<PageRef> later;
+  std::vector<PageRef> now;
+  for (const PageRef& ref : pages) {
+    std::int32_t& left = room[pool_of(Tier::kDevice, LayerGroupId(ref.key.group))];
+    (left > 0 ? now : later).push_back(ref);
+    if (left > 0) --left;
+  }
+  moving_.clear();
+  std::vector<Tier> from;
+  for (const PageRef& ref : now) {
+    moving_.push_back(owners_.find_run(ref.key)->pages[ref.index]);
+    from.push_back(store_.tier(moving_.back()));
+  }
+  SLACKWATER_RETURN_IF_ERROR(store_.migrate(moving_, Tier::kDevice));
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    moved(now[i].key, *owners_.find_run(now[i].key), moving_[i], from[i], Tier::kDevice);
+  }
+  pages = std::move(later);
+  return static_cast<std::int32_t>(now.size());
+}
+
+// Pages and victims change places, a few at a time. Each turn empties slots that the next fills.
+Result<void> Residency::change_places(std::vector<PageRef> pages) {
+  for (const Tier tier : {Tier::kDisk, Tier::kHost, Tier::kDevice}) drop_victims(tier);
+  const auto is_left = [&] {
+    return !pages.empty() ||
+           std::any_of(victims_.begin(), victims_.end(), [&](const auto& victims) {
+             return std::any_of(victims.begin(), victims.end(), [&](const Victim& victim) {
+               return !victim.is_done && store_.is_alive(victim.page);
+             });
+           });
+  };
+  while (is_left()) {
+    std::int32_t count = 0;
+    constexpr std::array<std::pair<Tier, Tier>, 3> kWays = {std::pair{Tier::kHost, Tier::kDisk},
+                                                            std::pair{Tier::kDevice, Tier::kDisk},
+                                                            std::pair{Tier::kDevice, Tier::kHost}};
+    for (const auto& [from, to] : kWays) {
+      SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t moved_now, move_some_victims(from, to, false));
+      count += moved_now;
+    }
+    SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t swapped,
+                                move_some_victims(Tier::kDevice, Tier::kHost, true));
+    SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t brought, bring_some(pages));
+    reserve_swap_slots();
+    if (count + swapped + brought == 0) {
+      return make_error(ErrorCode::kResourceExhausted,
+                        "{} pages cannot change places with what lies on the device", pages.size());
+    }
   }
   return {};
 }
@@ -312,32 +465,40 @@ void Residency::moved(const RunKey& key, PageRun& run, PageId page, Tier from, T
   const Pins& pins = run.pins_of(static_cast<std::size_t>(at - run.pages.begin()));
   --run.num_on[index_of(from)];
   ++run.num_on[index_of(to)];
+  change_pinned(run, from, -is_pinned(pins));
+  change_pinned(run, to, is_pinned(pins));
   if (may_leave(pins, from)) change_evictable(key, run, from, -1);
   if (may_leave(pins, to)) change_evictable(key, run, to, 1);
   run.may_be_lost = true;
 }
 
 Result<void> Residency::make_room(std::span<const std::int32_t> needed) {
-  SLACKWATER_RETURN_IF_ERROR(plan(needed, {}, {}));
+  SLACKWATER_RETURN_IF_ERROR(check_guarantee(needed));
+  SLACKWATER_RETURN_IF_ERROR(plan(device_slots(needed), {}, {}));
   return apply();
 }
 
 Result<void> Residency::recall(std::span<const PageRef> pages,
                                std::span<const std::int32_t> needed) {
-  std::vector<std::int32_t> all(needed.begin(), needed.end());
-  for (const PageRef& ref : pages) ++all[pool_of(Tier::kDevice, LayerGroupId(ref.key.group))];
-  SLACKWATER_RETURN_IF_ERROR(make_room(all));
-  moving_.clear();
-  std::vector<Tier> from;
+  SLACKWATER_RETURN_IF_ERROR(check_guarantee(needed));
+  std::vector<std::int32_t> slots = device_slots(needed);
+  std::vector<std::int32_t> leaving_host(queues_[index_of(Tier::kHost)].size());
+  std::vector<std::int32_t> leaving_disk(queues_[index_of(Tier::kDisk)].size());
   for (const PageRef& ref : pages) {
-    moving_.push_back(owners_.find_run(ref.key)->pages[ref.index]);
-    from.push_back(store_.tier(moving_.back()));
+    const LayerGroupId group(ref.key.group);
+    ++slots[pool_of(Tier::kDevice, group)];
+    const Tier tier = store_.tier(owners_.find_run(ref.key)->pages[ref.index]);
+    ++(tier == Tier::kHost ? leaving_host : leaving_disk)[pool_of(tier, group)];
   }
-  SLACKWATER_RETURN_IF_ERROR(store_.migrate(moving_, Tier::kDevice));
-  for (std::size_t i = 0; i < pages.size(); ++i) {
-    moved(pages[i].key, *owners_.find_run(pages[i].key), moving_[i], from[i], Tier::kDevice);
+  std::vector<PageRef> coming(pages.begin(), pages.end());
+  if (plan(slots, {}, {}).has_value()) {
+    SLACKWATER_RETURN_IF_ERROR(apply());
+    SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t brought, bring_some(coming));
+    SLACKWATER_CHECK(coming.empty(), "{} of {} pages found room", brought, pages.size());
+    return {};
   }
-  return {};
+  SLACKWATER_RETURN_IF_ERROR(plan(slots, leaving_host, leaving_disk));
+  return change_places(std::move(coming));
 }
 
 void Residency::audit_run(const RunKey& key, const PageRun& run) const {
@@ -367,7 +528,15 @@ void Residency::audit_run(const RunKey& key, const PageRun& run) const {
   }
 }
 
-void Residency::check_invariants() const {
+void Residency::check_invariants(std::span<const std::int32_t> num_pinned) const {
+  std::vector<std::int32_t> pinned(num_pinned_.size());
+  for (std::size_t g = 0; g < num_pinned.size(); ++g) {
+    pinned[pool_of_[index_of(Tier::kHost)][g]] += num_pinned[g];
+  }
+  for (std::size_t pool = 0; pool < pinned.size(); ++pool) {
+    SLACKWATER_CHECK(pinned[pool] == num_pinned_[pool], "I3: {} pinned pages, {} counted",
+                     pinned[pool], num_pinned_[pool]);
+  }
   for (const Tier tier : kTiers) {
     for (std::size_t pool = 0; pool < queues_[index_of(tier)].size(); ++pool) {
       const EvictionQueue& queue = queues_[index_of(tier)][pool];

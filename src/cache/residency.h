@@ -62,7 +62,7 @@ class RunOwners {
 // Invariants (audit_run, check_invariants):
 //   I1  num_on counts a run's pages on each tier; num_evictable those of them that may leave it.
 //   I2  a run stands in a tier's queue exactly while some of its pages may leave that tier.
-//   I3  the evictable pages of a pool are the sum over its runs.
+//   I3  the evictable pages of a pool are the sum over its runs, and so are pinned pages.
 // Ownership: owns the queues; pages are the store's, runs their owners'.
 // Threads: one.
 // Errors: kResourceExhausted where even all that may leave is not enough: nothing has changed.
@@ -70,7 +70,9 @@ class RunOwners {
 // are dropped.
 class Residency {
  public:
-  Residency(storage::TieredStore& store, std::size_t num_groups, RunOwners& owners);
+  // With `guarantees_suspend`, nothing is pinned beyond what the host can take.
+  Residency(storage::TieredStore& store, std::size_t num_groups, RunOwners& owners,
+            bool guarantees_suspend);
 
   storage::TieredStore& store() { return store_; }
   const storage::TieredStore& store() const { return store_; }
@@ -87,10 +89,11 @@ class Residency {
   // Takes an emptied run out of the books.
   void forget_run(PageRun& run);
 
-  // Room for `needed` [pool groups of the device] pages, or a refusal.
+  // Room for `needed` [layer groups] new pages on the device, which will be pinned, or a refusal.
   Result<void> make_room(std::span<const std::int32_t> needed);
   // The pages of locked runs that lie elsewhere come to the device, where there must also be room
-  // for `needed` others.
+  // for `needed` others. When all tiers are full they change places with what may leave the
+  // device, a few at a time, by way of slots on the host that are kept free for that.
   struct PageRef {
     RunKey key;
     std::size_t index = 0;
@@ -101,6 +104,9 @@ class Residency {
     return evictable_[index_of(tier)][pool];
   }
   Tier last_tier() const { return last_tier_; }
+  // Whether everything that is pinned, and `more` [layer groups] pages, fit the host at once: then
+  // whoever is suspended can always leave the device. True without a guarantee.
+  bool fits_host(std::span<const std::int32_t> more) const;
   bool may_leave(const Pins& pins, Tier tier) const {
     return pins.locks == 0 && (pins.holds == 0 || tier != last_tier_);
   }
@@ -108,7 +114,8 @@ class Residency {
   std::int64_t num_dropped() const { return num_dropped_; }
 
   void audit_run(const RunKey& key, const PageRun& run) const;
-  void check_invariants() const;
+  // `num_pinned` [layer groups]: pages with pins on the device and the host, counted by the owners.
+  void check_invariants(std::span<const std::int32_t> num_pinned) const;
 
  private:
   struct Victim {
@@ -118,13 +125,20 @@ class Residency {
     Priority priority = 0;
     bool is_held = false;
     std::optional<Tier> to;  // nothing: dropped
+    bool is_done = false;
   };
+
+  // Slots on the host over which pages change places, per pool group.
+  static constexpr std::int32_t kSwapSlots = 4;
 
   std::size_t pool_of(Tier tier, LayerGroupId group) const {
     return pool_of_[index_of(tier)][index_of(group)];
   }
   std::optional<Tier> colder(Tier tier) const;
-  void count(const RunKey& key, PageRun& run, Tier tier, std::int32_t pages);
+  void reserve_swap_slots();
+  void change_pinned(const PageRun& run, Tier tier, std::int32_t change);
+  Result<void> check_guarantee(std::span<const std::int32_t> more) const;
+  std::vector<std::int32_t> device_slots(std::span<const std::int32_t> needed) const;
   void change_evictable(const RunKey& key, PageRun& run, Tier tier, std::int32_t change);
   std::int32_t pick(Tier tier, std::size_t pool, std::int32_t wanted);
   std::int32_t pick_of_run(Tier tier, const RunKey& key, const PageRun& run, std::int32_t wanted);
@@ -134,8 +148,12 @@ class Residency {
   Result<void> plan_tier(Tier tier, std::vector<Victim*>& arriving,
                          std::span<const std::int32_t> leaving);
   Result<void> apply();
-  Result<void> apply_tier(Tier tier);
-  Result<void> move_victims(std::vector<Victim>& victims, Tier to);
+  void drop_victims(Tier tier);
+  Result<void> move_victims(Tier from, Tier to);
+  Result<std::int32_t> move_some_victims(Tier from, Tier to, bool uses_swap_slots);
+  Result<std::int32_t> bring_some(std::vector<PageRef>& pages);
+  Result<void> change_places(std::vector<PageRef> pages);
+  Result<void> migrate(std::span<const Victim> victims, Tier from, Tier to, std::size_t swap_pool);
   void note_last_use(const RunKey& key, const PageRun& run, PageId page);
   void moved(const RunKey& key, PageRun& run, PageId page, Tier from, Tier to);
   std::size_t find_page(const PageRun& run, const Victim& victim) const;
@@ -143,10 +161,13 @@ class Residency {
   storage::TieredStore& store_;
   RunOwners& owners_;
   Tier last_tier_ = Tier::kDevice;
-  std::array<std::vector<std::size_t>, kNumTiers> pool_of_;     // [tiers][layer groups]
-  std::array<std::vector<EvictionQueue>, kNumTiers> queues_;    // [tiers][pool groups]
-  std::array<std::vector<std::int32_t>, kNumTiers> evictable_;  // likewise
-  std::array<std::vector<Victim>, kNumTiers> victims_;          // of the plan, by tier
+  std::array<std::vector<std::size_t>, kNumTiers> pool_of_;        // [tiers][layer groups]
+  std::array<std::vector<EvictionQueue>, kNumTiers> queues_;       // [tiers][pool groups]
+  std::array<std::vector<std::int32_t>, kNumTiers> evictable_;     // likewise
+  std::array<std::vector<Victim>, kNumTiers> victims_;             // of the plan, by tier
+  std::vector<storage::TieredStore::HostReservation> swap_slots_;  // [pool groups of the host]
+  std::vector<std::int32_t> num_pinned_;                           // likewise, device and host
+  const bool guarantees_suspend_;
   std::vector<PageId> moving_;
   std::int64_t num_dropped_ = 0;
 };

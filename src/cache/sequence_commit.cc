@@ -138,11 +138,8 @@ Result<void> CacheCore::reserve_snapshot(SequenceState& sequence, std::int64_t p
     if (snapshot.position == position) return {};
   }
   const WriteLock lock(mutex_);
-  std::vector<std::int32_t> needed(store_->num_pool_groups(Tier::kDevice));
-  for (std::size_t g = 0; g < num_groups(); ++g) {
-    const LayerGroupId group(static_cast<std::int32_t>(g));
-    if (!kind(g).has_block_pages()) ++needed[store_->pool_group(Tier::kDevice, group)];
-  }
+  std::vector<std::int32_t> needed(num_groups());
+  for (std::size_t g = 0; g < num_groups(); ++g) needed[g] = kind(g).has_block_pages() ? 0 : 1;
   const Result<void> room = residency_->make_room(needed);
   if (!room.has_value()) {
     ++counters_.snapshots_skipped;
@@ -226,8 +223,8 @@ void CacheCore::publish_snapshots(SequenceState& sequence) {
 
 std::optional<PageId> CacheCore::try_allocate(std::size_t group) {
   const LayerGroupId id(static_cast<std::int32_t>(group));
-  std::vector<std::int32_t> needed(store_->num_pool_groups(Tier::kDevice));
-  needed[store_->pool_group(Tier::kDevice, id)] = 1;
+  std::vector<std::int32_t> needed(num_groups());
+  needed[group] = 1;
   if (!residency_->make_room(needed).has_value()) return std::nullopt;
   const Result<PageId> page = store_->allocate(id);
   SLACKWATER_CHECK(page.has_value(), "a page that there was room for: {}", page.error().text());

@@ -96,6 +96,27 @@ NodeIndex CacheCore::realize(const PrefixMatch& match, std::int64_t num_tokens) 
   return leaf;
 }
 
+// Gives back what was matched: the host could not take it beside what is in use.
+void CacheCore::forget_match(SequenceState& sequence) {
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (!kind(g).has_block_pages()) {
+      pin_snapshot(sequence.leaf, g, sequence.num_committed, {0, -1}, {});
+    } else if (!kind(g).needs_every_block()) {
+      pin_blocks(sequence, g, sequence.num_path_blocks, {0, -1}, {});
+    }
+    sequence.groups[g].first_block = 0;
+    sequence.groups[g].stale = kind(g).stale_blocks(0);
+  }
+  pin_path(sequence.leaf, {0, -1}, {});
+  digests_.release(sequence.unpublished);
+  sequence.unpublished.clear();
+  sequence.leaf = tree_->find_or_add_root(sequence.scope);
+  ++tree_->node(sequence.leaf).users.holds;
+  sequence.num_path_blocks = 0;
+  sequence.num_committed = sequence.history = sequence.capacity = 0;
+  sequence.match.reused = 0;
+}
+
 Result<SequenceState*> CacheCore::create_sequence(const SequenceOptions& options) {
   const WriteLock lock(mutex_);
   const PrefixMatch match = matcher_->find(options.scope, options.tokens);
@@ -138,6 +159,7 @@ Result<SequenceState*> CacheCore::create_sequence(const SequenceOptions& options
     }
   }
   ++num_open_;
+  if (reused > 0 && !residency_->fits_host({})) forget_match(sequence);
   clean_up();
   return &sequence;
 }

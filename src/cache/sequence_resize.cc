@@ -146,7 +146,7 @@ Result<void> CacheCore::make_room_beside(SequenceState& sequence,
 Result<void> CacheCore::grow(SequenceState& sequence, std::int64_t capacity, std::int64_t history) {
   const std::int64_t first = num_blocks(sequence.capacity);
   const std::int64_t end = std::max(first, num_blocks(capacity));
-  std::vector<std::int32_t> needed(store_->num_pool_groups(Tier::kDevice));
+  std::vector<std::int32_t> needed(num_groups());
   std::vector<BlockRange> stale(num_groups());
   bool needs_any = false;
   for (std::size_t g = 0; g < num_groups(); ++g) {
@@ -154,9 +154,7 @@ Result<void> CacheCore::grow(SequenceState& sequence, std::int64_t capacity, std
     stale[g] = kept_stale(sequence, g, history);
     const auto added =
         static_cast<std::int32_t>(end - first - intersect(stale[g], BlockRange{first, end}).size());
-    std::int32_t& pool =
-        needed[store_->pool_group(Tier::kDevice, LayerGroupId(static_cast<std::int32_t>(g)))];
-    pool += added - num_releasable(sequence, g, stale[g]);
+    needed[g] = added - num_releasable(sequence, g, stale[g]);
     needs_any |= added > 0;
   }
   if (needs_any) SLACKWATER_RETURN_IF_ERROR(make_room_beside(sequence, needed, stale));

@@ -142,14 +142,14 @@ void CacheCore::gather_cold(SequenceState& sequence, std::vector<Residency::Page
 // One state per recurrent group, and one page per group with a page in the block that is matched
 // in part.
 std::vector<std::int32_t> CacheCore::first_resume_needs(const SequenceState& sequence) {
-  std::vector<std::int32_t> needed(store_->num_pool_groups(Tier::kDevice));
+  std::vector<std::int32_t> needed(num_groups());
   if (sequence.was_resumed) return needed;
   const std::int64_t block = sequence.num_committed / config_.tokens_per_block;
   for (std::size_t g = 0; g < num_groups(); ++g) {
     const bool copies_block = has_partial_source(sequence) && kind(g).has_block_pages() &&
                               !sequence.groups[g].stale.contains(block);
     if (kind(g).has_block_pages() && !copies_block) continue;
-    ++needed[store_->pool_group(Tier::kDevice, LayerGroupId(static_cast<std::int32_t>(g)))];
+    ++needed[g];
   }
   return needed;
 }

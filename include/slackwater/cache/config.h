@@ -86,6 +86,10 @@ struct KvCacheConfig {
 
   // No sequence resumes while more than this share of some pool group's device slots is locked.
   double max_util_for_resume = 0.97;
+  // Nothing is taken into use that the host could not take: so whoever is suspended can always
+  // leave the device, to the last page. Without it a host that is too small makes others wait
+  // instead.
+  bool guarantee_suspend = false;
   // Batches for which there must be room whatever the ratio: floors of slots on the device.
   std::vector<BatchDesc> constraints;
   // What decides the shares of layer groups in a tier, the first one that is given: these ratios
