@@ -15,6 +15,7 @@
 #include "cache/prefix_match.h"
 #include "cache/residency.h"
 #include "cache/sequence_state.h"
+#include "cache/write_first_mutex.h"
 #include "slackwater/cache/kv_cache_manager.h"
 
 namespace slackwater::cache {
@@ -47,7 +48,6 @@ class CacheCore final : public RunOwners {
   TokenDigests& digests() { return digests_; }
   const LayerGroups& groups() const { return groups_; }
   const KvCacheConfig& config() const { return config_; }
-  storage::TieredStore& store() { return *store_; }
 
   // As in Sequence.
   Result<device::Event> resume(SequenceState& sequence, device::Stream& stream);
@@ -59,6 +59,8 @@ class CacheCore final : public RunOwners {
                       const CommitOptions& options);
   Result<void> stop_committing(SequenceState& sequence);
   Result<void> reserve_snapshot(SequenceState& sequence, std::int64_t position);
+  std::optional<SlotId> snapshot_slot(const SequenceState& sequence, LayerGroupId group,
+                                      std::int64_t position) const;
   void cancel_snapshot(SequenceState& sequence, std::int64_t position);
   Result<void> set_index_table(SequenceState& sequence, LayerGroupId group,
                                std::span<SlotId> table);
@@ -71,8 +73,8 @@ class CacheCore final : public RunOwners {
   Certificate certificate(const RunKey& key, std::size_t index) override;
 
  private:
-  using ReadLock = std::shared_lock<std::shared_mutex>;
-  using WriteLock = std::unique_lock<std::shared_mutex>;
+  using ReadLock = std::shared_lock<WriteFirstMutex>;
+  using WriteLock = std::unique_lock<WriteFirstMutex>;
 
   explicit CacheCore(KvCacheConfig config);
   Result<void> open(device::Device& device);
@@ -189,7 +191,7 @@ class CacheCore final : public RunOwners {
   void audit_node(NodeIndex node) const;
   void audit_sequence(const SequenceState& sequence) const;
 
-  mutable std::shared_mutex mutex_;
+  mutable WriteFirstMutex mutex_;
   KvCacheConfig config_;
   LayerGroups groups_;
   std::vector<std::unique_ptr<GroupKind>> kinds_;

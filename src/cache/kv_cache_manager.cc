@@ -131,12 +131,7 @@ Result<void> Sequence::reserve_snapshot(std::int64_t position) {
 
 std::optional<SlotId> Sequence::snapshot_slot(LayerGroupId group, std::int64_t position) const {
   if (state_ == nullptr) return std::nullopt;
-  for (const ReservedSnapshot& snapshot : state_->snapshots) {
-    if (snapshot.position != position) continue;
-    const PageId page = snapshot.pages[index_of(group)];
-    if (!is_null(page)) return core_->store().slot(page);
-  }
-  return std::nullopt;
+  return core_->snapshot_slot(*state_, group, position);
 }
 
 void Sequence::cancel_snapshot(std::int64_t position) {

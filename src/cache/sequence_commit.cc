@@ -163,6 +163,16 @@ Result<void> CacheCore::reserve_snapshot(SequenceState& sequence, std::int64_t p
   return {};
 }
 
+std::optional<SlotId> CacheCore::snapshot_slot(const SequenceState& sequence, LayerGroupId group,
+                                               std::int64_t position) const {
+  const ReadLock lock(mutex_);
+  for (const ReservedSnapshot& snapshot : sequence.snapshots) {
+    if (snapshot.position != position || is_null(snapshot.pages[index_of(group)])) continue;
+    return store_->slot(snapshot.pages[index_of(group)]);
+  }
+  return std::nullopt;
+}
+
 void CacheCore::cancel_snapshot(SequenceState& sequence, std::int64_t position) {
   const WriteLock lock(mutex_);
   const auto at = std::find_if(sequence.snapshots.begin(), sequence.snapshots.end(),

@@ -49,7 +49,10 @@ Result<void> CacheCore::check_lengths(const SequenceState& sequence, std::int64_
 BlockRange CacheCore::kept_stale(const SequenceState& sequence, std::size_t group,
                                  std::int64_t history) const {
   BlockRange stale = kind(group).stale_blocks(history);
-  if (sequence.is_committing && config_.commit_policy == CommitPolicy::kEveryBlock) {
+  // A block that never had a page has nothing to commit.
+  const bool has_uncommitted = !sequence.groups[group].run.pages.empty();
+  if (has_uncommitted && sequence.is_committing &&
+      config_.commit_policy == CommitPolicy::kEveryBlock) {
     stale.end = std::min(stale.end, std::max(stale.begin, sequence.num_path_blocks));
   }
   stale.end = std::max(stale.end, sequence.groups[group].stale.end);

@@ -103,7 +103,8 @@ class Sequence {
   // recurrent group one entry. Empty while suspended.
   std::span<const SlotId> slots(LayerGroupId group) const;
   // The caller's own table, kept up to date, which must have room for every block; entries past
-  // the blocks, and all while suspended, are kNoSlot. Empty: none.
+  // the blocks, and all while suspended, are kNoSlot. It stays there until the sequence is closed
+  // or another one is set. Empty: none.
   Result<void> set_index_table(LayerGroupId group, std::span<SlotId> table);
 
   SequenceStatus status() const;
