@@ -47,10 +47,12 @@ inline KvCacheConfig test_config(std::vector<LayerKind> kinds, std::int32_t toke
   return config;
 }
 
-// A manager on the CPU, and an engine that knows what every byte must be.
+// A manager on the CPU, or another device, and an engine that knows what every byte must be.
 struct TestCache {
   explicit TestCache(KvCacheConfig config)
-      : device(device::make_cpu_device()),
+      : TestCache(std::move(config), device::make_cpu_device()) {}
+  TestCache(KvCacheConfig config, std::unique_ptr<device::Device> on)
+      : device(std::move(on)),
         manager(make(*device, std::move(config))),
         engine(*manager, *device) {}
 

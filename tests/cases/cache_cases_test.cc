@@ -1,0 +1,476 @@
+// Faults that users of other engines have met, as classes: what went wrong there, replayed on our
+// cache with other numbers each time. Each comment names the public reports.
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cache/manager_test_support.h"
+#include "slackwater/device/sim_device.h"
+#include "testing/temporary_directory.h"
+
+namespace slackwater::cache {
+namespace {
+
+using device::EventStatus;
+using storage::Tier;
+using ::testing::HasSubstr;
+
+const LayerKind kFull = FullAttention();
+const LayerKind kState = Recurrent();
+constexpr LayerGroupId kGroup{0};
+
+std::unique_ptr<device::Device> sim(std::uint64_t seed) {
+  device::SimOptions options;
+  options.seed = seed;
+  return std::make_unique<device::SimDevice>(options);
+}
+
+std::int32_t num_free(const TestCache& cache, std::int32_t group = 0, Tier tier = Tier::kDevice) {
+  const TierRoom room = cache.manager->room(tier, LayerGroupId(group));
+  return room.free + room.evictable;
+}
+
+// C02, late reads and writes after release: a slot is free only when no copy and no step can touch
+// it. KB-C02-01 (vLLM 32255): a request is cancelled while its pages are on their way back.
+// KB-C02-05 (LMCache 4955, 5248): pages are still on their way out when somebody else wants the
+// slots. KB-C02-02 (SGLang 18803): the step before last ends a request that the last one reads.
+// KB-C02-06 (TensorRT-LLM 12542): a transfer whose source is evicted.
+TEST(C02LateReadsAndWrites, ASlotWaitsForWhoeverStillTouchesIt) {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const std::int64_t blocks = 1 + static_cast<std::int64_t>(seed % 7);
+    KvCacheConfig config = test_config({kFull, kState}, 64, 64 << 10);
+    config.layers[1].buffers = {{"state", 512}};
+    config.constraints = {BatchDesc{{{8 * 64, 0}}, 0}};
+    config.device_bytes = 8 << 10;
+    config.host_bytes = 64 << 10;
+    TestCache cache(std::move(config), sim(seed));
+    Sequence a = cache.create(numbers(0, blocks * 64));
+    cache.resume(a);
+    cache.compute(a, numbers(0, blocks * 64));
+    // A goes out for B, whose steps are queued behind the copies.
+    ASSERT_TRUE(a.suspend().has_value());
+    Sequence b = cache.create({});
+    cache.resume(b);
+    ASSERT_TRUE(b.resize(10 * 64).has_value());
+    cache.engine.step(b, numbers(7000, 10 * 64), 0);
+    ASSERT_TRUE(b.resize(std::nullopt, 10 * 64).has_value());
+    b.close();
+    // It is on its way back when it is cancelled, and C takes everything.
+    cache.resume(a);
+    a.close();
+    Sequence c = cache.create({});
+    cache.resume(c);
+    const Tokens tokens = numbers(9000, 14 * 64);
+    ASSERT_TRUE(c.resize(14 * 64).has_value());
+    cache.engine.step(c, tokens, 0);
+    ASSERT_TRUE(c.resize(std::nullopt, 14 * 64).has_value());
+    cache.engine.step(c, numbers(9000, 14 * 64), 14 * 64);
+    EXPECT_EQ(cache.engine.stream().synchronize(), EventStatus::kSucceeded);
+    EXPECT_EQ(cache.engine.mismatches(), 0);
+    cache.manager->audit();
+  }
+}
+
+// C03, recurrent snapshot at the wrong position: what is published at n is the fold of the first n
+// tokens, was really written, and serves n only.
+// KB-C03-01 (vLLM 51113, 45477): a chunk cut in the middle of a block. KB-C03-08 (TensorRT-LLM
+// 15653): chunks that do not stop where a snapshot is wanted; ours is written in passing.
+TEST(C03SnapshotPosition, AChunkThatEndsAnywhereLeavesNothingAtTheBoundary) {
+  for (const std::int64_t cut : {1, 5, 15, 16, 17}) {
+    TestCache cache(test_config({kFull, kState}, 16));
+    Sequence a = cache.create(numbers(0, 20));
+    cache.resume(a);
+    ASSERT_TRUE(a.resize(20).has_value());
+    if (cut < 16) {
+      ASSERT_TRUE(a.reserve_snapshot(16).has_value());
+    }
+    cache.compute(a, numbers(0, cut));
+    EXPECT_EQ(cache.reusable(numbers(0, 16)), 0) << "nobody has written a state of 16";
+    cache.compute(a, numbers(0, 20));
+    EXPECT_EQ(cache.reusable(numbers(0, 16)), cut < 16 ? 16 : 0);
+    Tokens other = numbers(0, 16);
+    other.push_back(777);
+    Sequence c = cache.create(other);
+    cache.resume(c);
+    cache.compute(c, other);
+    EXPECT_EQ(cache.engine.mismatches(), 0);
+  }
+}
+
+// KB-C03-04 (vLLM 56525): published when it is scheduled, hit before it has run, or after it was
+// cancelled. KB-C03-06 (SGLang 34043, 31099): the step that should have written it was skipped.
+TEST(C03SnapshotPosition, NothingIsSeenBeforeItIsWrittenOrWhenItNeverIs) {
+  for (const bool fails : {false, true}) {
+    TestCache cache(test_config({kFull, kState}, 16));
+    Sequence a = cache.create(numbers(0, 64));
+    cache.resume(a);
+    ASSERT_TRUE(a.resize(64).has_value());
+    ASSERT_TRUE(a.reserve_snapshot(32).has_value());
+    ASSERT_TRUE(a.reserve_snapshot(48).has_value());
+    a.cancel_snapshot(48);
+    device::EventSource step = cache.device->make_event("the step");
+    ASSERT_TRUE(a.commit(numbers(0, 64), {step.event(), false}).has_value());
+    EXPECT_EQ(cache.manager->probe_reuse({}, numbers(0, 65)).content, 0) << "it has not run";
+    step.complete(fails ? EventStatus::kFailed : EventStatus::kSucceeded);
+    EXPECT_EQ(cache.reusable(numbers(0, 64)), fails ? 0 : 32);
+    a.close();
+    EXPECT_EQ(cache.manager->probe_reuse({}, numbers(0, 65)).content, fails ? 0 : 64);
+    cache.manager->audit();
+  }
+}
+
+// KB-C03-10 (SGLang 22935): a lookup that ends inside an edge splits it, and the state is lost for
+// everybody. KB-C03-11 (llama.cpp 22384, 25592, 24055): checkpoints at 40 and 80, 70 shared.
+TEST(C03SnapshotPosition, ALookupInsideAnEdgeTakesTheLastOneBeforeIt) {
+  for (const std::int64_t shared : {39, 40, 41, 70, 79, 80}) {
+    TestCache cache(test_config({kFull, kState}, 16));
+    Sequence a = cache.create(numbers(0, 100));
+    cache.resume(a);
+    ASSERT_TRUE(a.resize(100).has_value());
+    for (const std::int64_t position : {40, 80}) {
+      ASSERT_TRUE(a.reserve_snapshot(position).has_value());
+    }
+    cache.compute(a, numbers(0, 100));
+    Tokens other = numbers(0, shared);
+    other.push_back(9999);
+    other.push_back(9998);
+    Sequence c = cache.create(other);
+    EXPECT_EQ(c.num_committed(), shared < 40 ? 0 : shared < 80 ? 40 : 80);
+    cache.resume(c);
+    cache.compute(c, other);
+    EXPECT_EQ(cache.reusable(numbers(0, 80)), 80) << "the others keep theirs";
+    EXPECT_EQ(cache.engine.mismatches(), 0);
+  }
+}
+
+// C04, reconciling hit lengths: one length, which every group can serve in full; a margin is taken
+// once. KB-C04-01 (vLLM 46281, 47861): with a drafter the groups disagree. KB-C04-03 (vLLM 39171,
+// 33270, 51771): three groups, and the length spirals to 0. KB-C04-05 (vLLM 52771): no group is the
+// drafter's, and all of them give way.
+TEST(C04HitLength, EveryGroupServesOneLengthAndTheMarginIsTakenOnce) {
+  for (const std::int64_t margin : {0, 1, 8, 16}) {
+    for (const std::int64_t published : {16, 32, 96, 272}) {
+      KvCacheConfig config =
+          test_config({kFull, SlidingWindow{8, 0}, SlidingWindow{40, 3}, kFull}, 16);
+      config.layers[3].group_tag = "draft";
+      config.reuse_match_backoff = margin;
+      TestCache cache(std::move(config));
+      cache.run(numbers(0, published));
+      EXPECT_EQ(cache.reusable(numbers(0, published)),
+                std::max<std::int64_t>(0, published - margin));
+      Sequence c = cache.create(numbers(0, published + 20));
+      cache.resume(c);
+      cache.compute(c, numbers(0, published + 20));
+      EXPECT_EQ(cache.engine.mismatches(), 0) << "every group owns what it needs";
+    }
+  }
+}
+
+// With states the length is where one is, not a margin before it.
+TEST(C04HitLength, AStateIsNeverPeekedPast) {
+  KvCacheConfig config = test_config({kFull, kState, kFull}, 16);
+  config.layers[2].group_tag = "draft";
+  config.reuse_match_backoff = 16;
+  TestCache cache(std::move(config));
+  Sequence a = cache.create(numbers(0, 48));
+  cache.resume(a);
+  ASSERT_TRUE(a.resize(48).has_value());
+  for (const std::int64_t position : {16, 32, 48}) {
+    ASSERT_TRUE(a.reserve_snapshot(position).has_value());
+  }
+  cache.compute(a, numbers(0, 48));
+  a.close();
+  EXPECT_EQ(cache.reusable(numbers(0, 48)), 32);
+}
+
+// C05, stale numbers: every index and length is that of now. KB-C05-01 (TensorRT-LLM 13592): a row
+// of the batch before survives a suspend. KB-C05-05 (18661, 19120): drafts are given back by
+// another width than they were taken. KB-C05-06 (14531): slots asked for are not those consumed.
+// KB-C05-07 (12306): tables too short for drafts. KB-C05-02 (17387) is the store's: C13 and its
+// shrink tests. KB-C05-09 (vLLM 46595, LMCache 1361): a tracker that guesses.
+TEST(C05StaleNumbers, LengthsAndTablesAreThoseOfNow) {
+  for (std::int64_t drafts = 0; drafts <= 7; ++drafts) {
+    TestCache cache(test_config({kFull, SlidingWindow{20, 0}}, 16));
+    std::vector<SlotId> table(16);
+    Sequence a = cache.create(numbers(0, 30));
+    ASSERT_TRUE(a.set_index_table(kGroup, table).has_value());
+    cache.resume(a);
+    cache.compute(a, numbers(0, 30));
+    for (std::int64_t length = 30; length < 64;) {
+      const std::int64_t accepted = (length * 7) % (drafts + 1);
+      ASSERT_TRUE(a.resize(length + 1 + drafts).has_value());
+      cache.engine.step(a, numbers(0, length + 1), length);
+      // Everything that was taken for drafts goes back, whatever was accepted.
+      const std::int64_t end = length + 1 + accepted;
+      if (accepted > 0) cache.engine.step(a, numbers(0, end), length + 1);
+      ASSERT_TRUE(a.resize(end, end).has_value());
+      ASSERT_TRUE(
+          a.commit(
+               std::span<const TokenId>(numbers(0, end)).subspan(static_cast<std::size_t>(length)),
+               {cache.engine.stream().record(), false})
+              .has_value());
+      length = end;
+      EXPECT_EQ(a.capacity(), length);
+      EXPECT_EQ(std::ssize(a.slots(kGroup)), (length + 15) / 16);
+      EXPECT_EQ(a.resize(length - 1).error().code(), ErrorCode::kInvalidArgument);
+      ASSERT_TRUE(a.suspend().has_value());
+      EXPECT_EQ(a.history(), length);
+      EXPECT_THAT(table, testing::Each(kNoSlot));
+      cache.resume(a);
+      EXPECT_TRUE(std::equal(a.slots(kGroup).begin(), a.slots(kGroup).end(), table.begin()));
+      cache.manager->audit();
+    }
+    EXPECT_EQ(cache.engine.stream().synchronize(), EventStatus::kSucceeded);
+    EXPECT_EQ(cache.engine.mismatches(), 0);
+  }
+}
+
+// C06, reference and ownership: each slot is in one place, and is given back once.
+// KB-C06-01 (SGLang 12693): a lookup that is aborted before it is admitted. KB-C06-03 (vLLM 42571),
+// KB-C06-10 (TensorRT-LLM 12816): released twice. KB-C06-05 (12834): counters of the wrong tier.
+// KB-C06-07 (16037, 16019): an ownership chain without end. KB-C06-08 (LMCache 3130): a batch that
+// evicts past the references. KB-C06-11 (Dynamo 4171, 3730): completions after the end.
+TEST(C06References, EverySlotIsGivenBackOnce) {
+  KvCacheConfig config = test_config({kFull, kState}, 16, 32 << 10);
+  config.host_bytes = 16 << 10;
+  TestCache cache(std::move(config));
+  Sequence base = cache.create(numbers(0, 64));
+  cache.resume(base);
+  ASSERT_TRUE(base.resize(64).has_value());
+  ASSERT_TRUE(base.reserve_snapshot(48).has_value());
+  cache.compute(base, numbers(0, 64));
+  base.close();
+  base.close();
+  const std::int32_t blocks = num_free(cache, 0);
+  const std::int32_t states = num_free(cache, 1);
+  for (int i = 0; i < 10; ++i) {
+    Sequence aborted = cache.create(numbers(0, 60));
+    EXPECT_EQ(aborted.num_committed(), 48);
+    cache.manager->audit();
+  }
+  EXPECT_EQ(num_free(cache, 0), blocks);
+  EXPECT_EQ(num_free(cache, 1), states);
+  for (int i = 0; i < 10'000; ++i) {
+    Sequence next = cache.create({});
+    cache.resume(next);
+    ASSERT_TRUE(next.resize(8 * 16).has_value());
+    const Tokens tokens = numbers(100'000 + i % 50 * 1000, 8 * 16);
+    ASSERT_TRUE(next.commit(tokens).has_value());
+    if (i % 1000 == 0) cache.manager->audit();
+  }
+  EXPECT_EQ(num_free(cache, 0), blocks);
+  EXPECT_EQ(num_free(cache, 1), states);
+  ASSERT_TRUE(cache.manager->shutdown().has_value());
+}
+
+// KB-C06-12 (Dynamo 11019): 3 slots free, 5 wanted of which some match: no entry, no reference, no
+// page moves.
+TEST(C06References, ARefusedCallLeavesEverythingAsItWas) {
+  for (std::int64_t wanted = 1; wanted <= 20; ++wanted) {
+    KvCacheConfig config = test_config({kFull, SlidingWindow{100, 0}}, 64, 16 * 512);
+    TestCache cache(std::move(config));
+    cache.run(numbers(0, 128));
+    Sequence a = cache.create({});
+    cache.resume(a);
+    ASSERT_TRUE(a.resize(3 * 64).has_value());
+    const TierRoom before = cache.manager->room(Tier::kDevice, kGroup);
+    const Tokens prompt = numbers(0, 129);
+    Sequence b = cache.create(prompt);
+    cache.resume(b);
+    const std::vector<SlotId> slots(b.slots(kGroup).begin(), b.slots(kGroup).end());
+    const auto grown = b.resize(128 + wanted * 64);
+    cache.manager->audit();
+    if (grown.has_value()) continue;
+    EXPECT_EQ(grown.error().code(), ErrorCode::kResourceExhausted);
+    EXPECT_EQ(b.capacity(), 128);
+    EXPECT_THAT(b.slots(kGroup), testing::ElementsAreArray(slots));
+    b.close();
+    const TierRoom after = cache.manager->room(Tier::kDevice, kGroup);
+    EXPECT_EQ(after.free, before.free);
+    EXPECT_EQ(after.evictable, before.evictable);
+    EXPECT_EQ(cache.reusable(numbers(0, 128)), 128);
+  }
+}
+
+// C07, partial blocks and tree surgery. KB-C07-01 (TensorRT-LLM 12306): a partly filled block
+// joined with a shared one. KB-C07-03 (12641): the same block twice in a sequence. KB-C07-05
+// (SGLang 36696): keys that are out of date after a split; branches that leave in any order.
+TEST(C07TreeSurgery, BranchesComeAndGoInAnyOrder) {
+  std::vector<int> order = {0, 1, 2, 3};
+  do {
+    KvCacheConfig config = test_config({kFull}, 8, 32 << 10);
+    TestCache cache(std::move(config));
+    const auto branch = [](int i) {
+      // Sharing 64, 16, 32 and 20 tokens of the first.
+      const std::int64_t shared[] = {64, 16, 32, 20};
+      Tokens tokens = numbers(0, shared[i]);
+      while (tokens.size() < 64) tokens.push_back(1000 * i + static_cast<TokenId>(tokens.size()));
+      return tokens;
+    };
+    std::vector<Sequence> open;
+    for (const int i : order) {
+      open.push_back(cache.create(branch(i)));
+      cache.resume(open.back());
+      cache.compute(open.back(), branch(i));
+    }
+    for (const int i : order) EXPECT_EQ(cache.reusable(branch(i)), 64);
+    for (std::size_t i = open.size(); i-- > 0;) open[static_cast<std::size_t>(order[i])].close();
+    // Everything is pushed out by others, leaves first.
+    for (int i = 0; i < 40; ++i) {
+      cache.run(numbers(50'000 + 1000 * i, 40));
+      cache.manager->audit();
+    }
+    EXPECT_EQ(cache.engine.mismatches(), 0);
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(C07TreeSurgery, TheSameBlockTwiceInASequenceIsTwoBlocks) {
+  TestCache cache(test_config({kFull}, 4));
+  const Tokens tokens = {1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 9, 9, 9, 9};
+  cache.run(tokens);
+  EXPECT_EQ(cache.reusable(tokens), 20);
+  Sequence again = cache.create(Tokens{1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6});
+  EXPECT_EQ(again.num_committed(), 13);
+  cache.resume(again);
+  const auto slots = again.slots(kGroup);
+  EXPECT_NE(slots[1], slots[2]);
+  cache.compute(again, Tokens{1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 0, 0, 0});
+  EXPECT_EQ(cache.engine.mismatches(), 0);
+}
+
+// C16, abort in the middle: at every point, everything comes back once. KB-C16-01 (vLLM 32255),
+// KB-C16-03 (vllm-ascend 16662): while pages are on their way. KB-C16-05 (SGLang 38981, 38982): in
+// mid-prompt, not at a block's end. KB-C16-06 (vLLM 49118): before it ever ran.
+TEST(C16Abort, EverythingComesBackWhereverItStops) {
+  for (int point = 0; point < 9; ++point) {
+    for (std::uint64_t seed = 0; seed < 6; ++seed) {
+      SCOPED_TRACE(testing::Message() << "point " << point << " seed " << seed);
+      KvCacheConfig config = test_config({kFull, SlidingWindow{10, 0}, kState}, 4, 32 << 10);
+      config.host_bytes = 32 << 10;
+      TestCache cache(std::move(config), sim(seed));
+      const auto all_free = [&] {
+        std::int32_t free = 0;
+        for (std::int32_t g = 0; g < 3; ++g) free += num_free(cache, g);
+        return free;
+      };
+      const std::int32_t before = all_free();
+      {
+        Sequence a = cache.create(numbers(0, 30));
+        const auto reached = [&](int step) { return point >= step; };
+        if (reached(1)) cache.resume(a);
+        if (reached(2)) {
+          ASSERT_TRUE(a.resize(30).has_value());
+        }
+        if (reached(3)) {
+          ASSERT_TRUE(a.reserve_snapshot(9).has_value());
+        }
+        if (reached(4)) cache.engine.step(a, numbers(0, 10), 0);
+        if (reached(5)) {
+          ASSERT_TRUE(
+              a.commit(numbers(0, 10), {cache.engine.stream().record(), false}).has_value());
+        }
+        if (reached(6)) {
+          ASSERT_TRUE(a.suspend().has_value());
+        }
+        if (reached(7)) {
+          Sequence b = cache.create({});
+          cache.resume(b);
+          static_cast<void>(b.resize(100));
+        }
+        if (reached(8)) cache.resume(a);
+      }
+      cache.manager->audit();
+      EXPECT_EQ(all_free(), before);
+      ASSERT_TRUE(cache.manager->shutdown().has_value());
+    }
+  }
+}
+
+// KB-C16-07 (SGLang 38319, 38355): the first chunks are in the tree when the request is cancelled.
+TEST(C16Abort, WhatAnAbortedPromptHasPublishedIsRightOrGone) {
+  for (int chunks = 1; chunks <= 3; ++chunks) {
+    TestCache cache(test_config({kFull, SlidingWindow{12, 0}}, 8, 16 << 10));
+    Sequence a = cache.create(numbers(0, 96));
+    cache.resume(a);
+    for (int chunk = 1; chunk <= chunks; ++chunk) cache.compute(a, numbers(0, chunk * 30));
+    a.close();
+    for (int i = 0; i < 5; ++i) cache.run(numbers(10'000 * (i + 1), 200));
+    Sequence d = cache.create(numbers(0, 96));
+    cache.resume(d);
+    cache.compute(d, numbers(0, 96));
+    EXPECT_EQ(cache.engine.mismatches(), 0);
+  }
+}
+
+// C18, accepting impossible settings. KB-C18-01 (TensorRT-LLM 14524): what live states and
+// snapshots need is one sum, and intervals are checked. KB-C18-03 (vLLM 57278): block sizes that do
+// not divide. KB-C18-06 (vLLM 47635, 57721): a size that is computed in two places.
+TEST(C18ImpossibleSettings, WhatIsAcceptedHasTheRoomItWasAcceptedFor) {
+  for (const std::int64_t live : {1, 2, 7}) {
+    for (const std::int64_t state_bytes : {512, 4096, 5000}) {
+      KvCacheConfig config = test_config({kFull, kState}, 16, 1);
+      config.layers[1].buffers = {{"state", state_bytes}};
+      config.constraints = {
+          BatchDesc{std::vector<SequenceDesc>(static_cast<std::size_t>(live), {32, 0}), 0}};
+      const std::int64_t least = min_quotas(config)->device_bytes;
+      config.device_bytes = least - 1;
+      const auto refused = validate(config);
+      ASSERT_FALSE(refused.has_value());
+      EXPECT_THAT(refused.error().text(), HasSubstr("use " + std::to_string(least)));
+      config.device_bytes = least;
+      TestCache cache(std::move(config));
+      EXPECT_GE(cache.manager->room(Tier::kDevice, LayerGroupId(1)).total, live);
+      std::vector<Sequence> batch;
+      for (std::int64_t i = 0; i < live; ++i) {
+        batch.push_back(cache.create({}));
+        cache.resume(batch.back());
+        ASSERT_TRUE(batch.back().resize(32).has_value());
+      }
+    }
+  }
+}
+
+// A path that cannot be written to is known at the start, not at the first page.
+TEST(C18ImpossibleSettings, ADiskThatCannotBeWrittenToIsRefused) {
+  const TemporaryDirectory directory;
+  const std::filesystem::path file = directory.path() / "a file";
+  std::ofstream(file) << "not a directory";
+  KvCacheConfig config = test_config({kFull}, 16);
+  config.disk_bytes = 1 << 20;
+  config.disk.directory = file;
+  const auto device = device::make_cpu_device();
+  const auto refused = KvCacheManager::create(*device, std::move(config));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(refused.error().text(), HasSubstr("a file"));
+}
+
+// KB-C18-04 (vLLM 51198, 54504): reuse is on and never hits. A recurrent model without a single
+// reserved snapshot still finds the end of what has ended.
+TEST(C18ImpossibleSettings, ReuseThatIsOnHits) {
+  for (const CommitPolicy policy : {CommitPolicy::kEveryBlock, CommitPolicy::kEndpointsOnly}) {
+    KvCacheConfig config = test_config({kFull, kState}, 16);
+    config.commit_policy = policy;
+    TestCache cache(std::move(config));
+    for (int turn = 0; turn < 3; ++turn) {
+      const Tokens tokens = numbers(0, 40 + 20 * turn);
+      Sequence sequence = cache.create(tokens);
+      EXPECT_EQ(sequence.num_committed(), turn == 0 ? 0 : 20 + 20 * turn);
+      cache.resume(sequence);
+      cache.compute(sequence, tokens);
+      sequence.close();
+      cache.manager->synchronize();
+    }
+    EXPECT_EQ(cache.engine.mismatches(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace slackwater::cache
