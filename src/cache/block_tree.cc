@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
 
 namespace slackwater::cache {
 namespace {
@@ -124,6 +125,7 @@ void BlockTree::unlink(NodeIndex index) {
 
 std::optional<NodeIndex> BlockTree::find_root(const ReuseScope& scope) const {
   const auto at = roots_.find(root_prefix(scope));
+  if (SLACKWATER_MUTANT(scopes_share_a_root) && !roots_.empty()) return roots_.begin()->second;
   if (at == roots_.end() || node(at->second).scope != scope) return std::nullopt;
   return at->second;
 }
@@ -248,7 +250,7 @@ NodeIndex BlockTree::split(NodeIndex index, std::int32_t at) {
   front.parent = rest.parent;
   front.first_block = rest.first_block;
   front.num_children = 1;
-  front.users = rest.users;
+  front.users = SLACKWATER_MUTANT(split_forgets_users) ? Pins() : rest.users;
   front.tokens = cut_front(rest.tokens, count * static_cast<std::size_t>(tokens_per_block_));
   front.prefixes = cut_front(rest.prefixes, count);
   const std::int64_t end = end_token(front);
@@ -352,6 +354,7 @@ std::int32_t BlockTree::coverage(const TreeNode& node, LayerGroupId group,
   const auto at = static_cast<std::size_t>(block);
   if (at >= run.pages.size() || is_null(run.pages[at])) return 0;
   for (const TreeNode::ShortPage& page : node.short_pages) {
+    if (SLACKWATER_MUTANT(coverage_is_full)) break;
     if (page.block == block && page.group == group) return page.tokens;
   }
   return static_cast<std::int32_t>(block_tokens(node, block).size());

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
 #include "slackwater/base/numeric.h"
 
 namespace slackwater::cache {
@@ -248,7 +249,8 @@ Certificate CacheCore::certificate(const RunKey& key, std::size_t index) {
 void CacheCore::settle(NodeIndex index) {
   TreeNode& node = tree_->node(index);
   while (!node.writes.empty() && node.writes.front().written.is_done()) {
-    if (node.writes.front().written.status() == EventStatus::kFailed) {
+    if (node.writes.front().written.status() == EventStatus::kFailed &&
+        !SLACKWATER_MUTANT(failed_step_is_published)) {
       node.is_broken = true;
       node.writes.clear();
       to_tidy_.push_back(index);

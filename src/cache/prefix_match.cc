@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
 
 namespace slackwater::cache {
 namespace {
@@ -63,7 +64,9 @@ class PrefixMatcher::Offer final : public GroupOffer {
       const auto past = std::upper_bound(run.positions.begin(), run.positions.end(), limit);
       for (auto i = past - run.positions.begin() - 1; i >= 0; --i) {
         const auto at = static_cast<std::size_t>(i);
-        if (matcher_.is_usable_snapshot(run, at)) return run.positions[at];
+        if (!matcher_.is_usable_snapshot(run, at)) continue;
+        return SLACKWATER_MUTANT(snapshot_is_a_range) ? std::min(limit, run.positions[at] + 1)
+                                                      : run.positions[at];
       }
     }
     return 0;
@@ -92,7 +95,10 @@ std::int32_t PrefixMatcher::usable_coverage(const TreeNode& node, LayerGroupId g
 std::int32_t PrefixMatcher::visible_blocks(const TreeNode& node) const {
   std::int32_t visible = node.num_written;
   for (const PendingWrite& write : node.writes) {
-    if (write.written.status() != EventStatus::kSucceeded) break;
+    if (write.written.status() != EventStatus::kSucceeded &&
+        !SLACKWATER_MUTANT(unwritten_block_is_seen)) {
+      break;
+    }
     visible = write.end_block;
   }
   return visible;
@@ -160,7 +166,8 @@ void PrefixMatcher::lower(const Walk& walk, MatchDepths& depths) const {
 
 PrefixMatch PrefixMatcher::find(const ReuseScope& scope, std::span<const TokenId> tokens) const {
   PrefixMatch match;
-  const auto query = tokens.first(tokens.empty() ? 0 : tokens.size() - 1);
+  const std::size_t left_out = SLACKWATER_MUTANT(match_whole_prompt) ? 0 : 1;
+  const auto query = tokens.first(tokens.empty() ? 0 : tokens.size() - left_out);
   match.depths.lookup = std::ssize(query);
   const auto root = tree_.find_root(scope);
   if (!root.has_value()) return match;

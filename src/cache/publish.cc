@@ -142,6 +142,7 @@ bool CacheCore::can_take_over(NodeIndex index, std::int32_t block) const {
   for (std::size_t g = 0; g < num_groups(); ++g) {
     if (!kind(g).has_block_pages() || is_here(index, g, block)) continue;
     const PageRun& run = tree_->node(index).runs[g];
+    if (SLACKWATER_MUTANT(locked_page_is_replaced)) continue;
     if (run.pins_of(static_cast<std::size_t>(block)).locks > 0) return false;
   }
   return true;
@@ -184,6 +185,7 @@ void CacheCore::take_over(SequenceState& sequence, std::size_t group, NodeIndex 
   if (!last_use.is_null()) own.run.last_use = last_use;
   release_page(sequence_key(sequence, group), ours);
   if (sequence.status != SequenceStatus::kActive) return;
+  if (SLACKWATER_MUTANT(rebase_keeps_old_slot)) return;
   set_slot(own, own.first_block + run_index, store_->slot(run.pages[theirs]));
 }
 

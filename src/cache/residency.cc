@@ -63,7 +63,7 @@ bool Residency::fits_host(std::span<const std::int32_t> more) const {
 }
 
 Result<void> Residency::check_guarantee(std::span<const std::int32_t> more) const {
-  if (!guarantees_suspend_) return {};
+  if (!guarantees_suspend_ || SLACKWATER_MUTANT(guarantee_forgets_the_host)) return {};
   std::vector<std::int32_t> pinned = num_pinned_;
   for (std::size_t g = 0; g < more.size(); ++g) {
     pinned[pool_of_[index_of(Tier::kHost)][g]] += more[g];
@@ -491,7 +491,9 @@ Result<void> Residency::recall(std::span<const PageRef> pages,
     ++(tier == Tier::kHost ? leaving_host : leaving_disk)[pool_of(tier, group)];
   }
   std::vector<PageRef> coming(pages.begin(), pages.end());
-  if (plan(slots, {}, {}).has_value()) {
+  const Result<void> plain = plan(slots, {}, {});
+  if (!plain.has_value() && SLACKWATER_MUTANT(resume_cannot_change_places)) return plain;
+  if (plain.has_value()) {
     SLACKWATER_RETURN_IF_ERROR(apply());
     SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t brought, bring_some(coming));
     SLACKWATER_CHECK(coming.empty(), "{} of {} pages found room", brought, pages.size());

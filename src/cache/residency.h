@@ -10,6 +10,7 @@
 #include "cache/eviction_queue.h"
 #include "cache/page_run.h"
 #include "slackwater/base/error.h"
+#include "slackwater/base/mutant.h"
 #include "slackwater/storage/tiered_store.h"
 
 namespace slackwater::cache {
@@ -108,6 +109,7 @@ class Residency {
   // whoever is suspended can always leave the device. True without a guarantee.
   bool fits_host(std::span<const std::int32_t> more) const;
   bool may_leave(const Pins& pins, Tier tier) const {
+    if (SLACKWATER_MUTANT(held_page_is_dropped)) return pins.locks == 0;
     return pins.locks == 0 && (pins.holds == 0 || tier != last_tier_);
   }
 

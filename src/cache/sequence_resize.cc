@@ -49,6 +49,7 @@ Result<void> CacheCore::check_lengths(const SequenceState& sequence, std::int64_
 BlockRange CacheCore::kept_stale(const SequenceState& sequence, std::size_t group,
                                  std::int64_t history) const {
   BlockRange stale = kind(group).stale_blocks(history);
+  if (SLACKWATER_MUTANT(window_lets_go_early) && stale.size() > 0) ++stale.end;
   // A block that never had a page has nothing to commit.
   const bool has_uncommitted = !sequence.groups[group].run.pages.empty();
   if (has_uncommitted && sequence.is_committing &&
@@ -160,6 +161,7 @@ Result<void> CacheCore::grow(SequenceState& sequence, std::int64_t capacity, std
     needed[g] = added - num_releasable(sequence, g, stale[g]);
     needs_any |= added > 0;
   }
+  if (SLACKWATER_MUTANT(grow_before_room)) sequence.capacity = capacity;
   if (needs_any) SLACKWATER_RETURN_IF_ERROR(make_room_beside(sequence, needed, stale));
   Event last_use;
   for (std::size_t g = 0; g < num_groups(); ++g) {
