@@ -48,6 +48,7 @@ class CacheCore final : public RunOwners {
   TokenDigests& digests() { return digests_; }
   const LayerGroups& groups() const { return groups_; }
   const KvCacheConfig& config() const { return config_; }
+  storage::TieredStore& store() { return *store_; }  // for tests
 
   // As in Sequence.
   Result<device::Event> resume(SequenceState& sequence, device::Stream& stream);

@@ -225,6 +225,10 @@ void CacheCore::leave_sources(SequenceState& sequence) {
 
 Result<void> CacheCore::verify_page(const RunKey& key, std::size_t index) {
   const PageId page = find_run(key)->pages[index];
+  if (store_->ready(page).status() == EventStatus::kFailed) {
+    return make_error(ErrorCode::kDataLoss, "the bytes of {} are lost",
+                      certificate(key, index).describe());
+  }
   if (SLACKWATER_MUTANT(certificate_is_not_looked_at)) return {};
   const Result<void> checked = store_->verify(page, certificate(key, index));
   if (!checked.has_value() && key.owner == RunKey::Owner::kNode) {

@@ -120,6 +120,9 @@ TEST(C03SnapshotPosition, NothingIsSeenBeforeItIsWrittenOrWhenItNeverIs) {
     EXPECT_EQ(cache.manager->probe_reuse({}, numbers(0, 65)).content, 0) << "it has not run";
     step.complete(fails ? EventStatus::kFailed : EventStatus::kSucceeded);
     EXPECT_EQ(cache.reusable(numbers(0, 64)), fails ? 0 : 32);
+    // Whoever comes by looks again.
+    EXPECT_EQ(cache.create(numbers(0, 65)).num_committed(), fails ? 0 : 32);
+    EXPECT_EQ(cache.manager->probe_reuse({}, numbers(0, 65)).content, fails ? 0 : 64);
     a.close();
     EXPECT_EQ(cache.manager->probe_reuse({}, numbers(0, 65)).content, fails ? 0 : 64);
     cache.manager->audit();

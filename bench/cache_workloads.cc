@@ -1,0 +1,421 @@
+// The control plane of the cache on named workloads, token for token those that other engines were
+// measured on: what one step, one prompt, one eviction cost besides the model.
+//
+//   slackwater_cache_workloads [--smoke] [--only NAME] [--tokens-per-block P] [--pages N]
+//
+// One JSON object per line: medians over repetitions of medians, and the 99th percentile over all
+// samples. Pages are tiny, so that only bookkeeping is measured; there is no host tier.
+//
+//   workload  a sample
+//   grant     one decode step of R running sequences: room for one more token each; per sequence
+//   commit    the same, and the token is committed
+//   match     b: a prompt of 99,968 known and 32 new tokens is looked up and pinned
+//   admit     ... gets its pages and its index tables
+//   publish   ... commits its new tokens
+//   release   ... and ends
+//   cycle     c: a prompt of 2,048 new tokens in a full pool, from lookup to end
+//   get, free d: n pages for a sequence, and back
+//   evict     e: one page more in a pool full of idle ones
+//   suspend, resume   g: 2,048 tokens of prompt and 64 generated, at once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "slackwater/cache/kv_cache_manager.h"
+#include "slackwater/device/cpu_device.h"
+
+namespace slackwater::cache {
+namespace {
+
+using Tokens = std::vector<TokenId>;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kPageBytes = 64;
+constexpr std::int64_t kStateBytes = 128;
+constexpr std::int64_t kPromptTokens = 2048;
+
+struct Options {
+  bool is_smoke = false;
+  std::string only;
+  std::int32_t tokens_per_block = 16;
+  std::int64_t num_pages = 100'000;
+  int repetitions = 7;
+};
+
+[[noreturn]] void fail(const std::string& text) {
+  std::fprintf(stderr, "%s\n", text.c_str());
+  std::exit(1);
+}
+
+template <class T>
+T get(Result<T> result) {
+  if (!result.has_value()) fail(result.error().text());
+  return *std::move(result);
+}
+
+void get(const Result<void>& result) {
+  if (!result.has_value()) fail(result.error().text());
+}
+
+// The tokens of a sequence of the workloads.
+Tokens tokens_of(std::uint64_t sequence, std::int64_t count, std::int64_t first = 0) {
+  Tokens tokens;
+  tokens.reserve(static_cast<std::size_t>(count));
+  for (std::int64_t i = first; i < first + count; ++i) {
+    std::uint64_t x =
+        sequence * 0x9E3779B97F4A7C15u + static_cast<std::uint64_t>(i) * 0xC2B2AE3D27D4EB4Fu;
+    x ^= x >> 32;
+    x *= 0xC2B2AE3D27D4EB4Fu;
+    tokens.push_back(static_cast<TokenId>((x >> 40) % 50'000));
+  }
+  return tokens;
+}
+
+double percentile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[std::min(values.size() - 1,
+                         static_cast<std::size_t>(share * static_cast<double>(values.size())))];
+}
+
+// Samples of one figure, by repetition.
+class Samples {
+ public:
+  void begin_repetition() { by_repetition_.emplace_back(); }
+  void add(double ns) { by_repetition_.back().push_back(ns); }
+  double median() const {
+    std::vector<double> medians;
+    for (const auto& samples : by_repetition_) medians.push_back(percentile(samples, 0.5));
+    return percentile(medians, 0.5);
+  }
+  double p99() const {
+    std::vector<double> all;
+    for (const auto& samples : by_repetition_)
+      all.insert(all.end(), samples.begin(), samples.end());
+    return percentile(all, 0.99);
+  }
+  std::size_t repetitions() const { return by_repetition_.size(); }
+
+ private:
+  std::vector<std::vector<double>> by_repetition_;
+};
+
+double ns_of(const std::function<void()>& work) {
+  const auto start = Clock::now();
+  work();
+  return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+}
+
+std::string cpu_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+// A hybrid cache: one group of attention, one recurrent state per sequence.
+class Bench {
+ public:
+  Bench(const Options& options, std::int64_t num_pages, std::int64_t num_states)
+      : options_(options), device_(device::make_cpu_device()) {
+    KvCacheConfig config;
+    config.tokens_per_block = options.tokens_per_block;
+    config.layers.resize(2);
+    config.layers[0].buffers = {{"kv", kPageBytes}};
+    config.layers[1].layer = 1;
+    config.layers[1].kind = Recurrent();
+    config.layers[1].buffers = {{"state", kStateBytes}};
+    config.grain_bytes = 4096;
+    const std::int64_t page_bytes = (num_pages * kPageBytes + 4095) / 4096 * 4096;
+    const std::int64_t state_bytes = (num_states * kStateBytes + 4095) / 4096 * 4096;
+    config.device_bytes = page_bytes + state_bytes;
+    const double share = static_cast<double>(page_bytes) / static_cast<double>(config.device_bytes);
+    config.initial_pool_ratio = {share, 1 - share};
+    config.max_util_for_resume = 1;
+    config.text_only = true;
+    manager_ = get(KvCacheManager::create(*device_, std::move(config)));
+    stream_ = get(device_->make_stream("compute"));
+  }
+
+  KvCacheManager& manager() { return *manager_; }
+
+  Sequence create(const Tokens& tokens) {
+    SequenceOptions options;
+    options.tokens = tokens;
+    options.request = RequestId(next_request_++);
+    return get(manager_->create_sequence(options));
+  }
+  void resume(Sequence& sequence) { get(sequence.resume(*stream_)); }
+
+  // A prompt that is computed in one go; what is not known of it is committed.
+  Sequence prompt(const Tokens& tokens) {
+    Sequence sequence = create(tokens);
+    resume(sequence);
+    get(sequence.resize(std::ssize(tokens)));
+    get(sequence.commit(std::span(tokens).subspan(static_cast<std::size_t>(sequence.history()))));
+    return sequence;
+  }
+
+  // Finished prompts in every page that is free, or in a share of them.
+  void fill(double share) {
+    const TierRoom room = manager_->room(storage::Tier::kDevice, LayerGroupId(0));
+    const std::int64_t blocks = kPromptTokens / options_.tokens_per_block;
+    const auto target = static_cast<std::int64_t>(static_cast<double>(room.free) * share);
+    for (std::int64_t used = 0; used + (share < 1 ? blocks : 0) <= target; used += blocks) {
+      prompt(tokens_of(1'000'000 + num_filled_++, kPromptTokens)).close();
+    }
+  }
+
+  void report(std::string_view name, const Samples& samples, std::string_view more) const {
+    const double median = samples.median();
+    fmt::print(
+        "{{\"workload\":\"{}\",\"pages\":{},\"tokens_per_block\":{},{}\"median_ns\":{:.0f},"
+        "\"p99_ns\":{:.0f},\"repetitions\":{},\"cpu\":\"{}\",\"compiler\":\"{}\"}}\n",
+        name, manager_->room(storage::Tier::kDevice, LayerGroupId(0)).total,
+        options_.tokens_per_block, more, median, samples.p99(), samples.repetitions(), cpu_name(),
+        __VERSION__);
+    std::fflush(stdout);
+  }
+
+ private:
+  const Options& options_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<KvCacheManager> manager_;
+  std::unique_ptr<device::Stream> stream_;
+  std::uint64_t next_request_ = 1;
+  std::uint64_t num_filled_ = 0;
+};
+
+std::int64_t states_for(std::int64_t num_pages, const Options& options, std::int64_t running) {
+  return num_pages * options.tokens_per_block / kPromptTokens + 2 * running + 64;
+}
+
+// a. `commits`: the token is committed too.
+void grant(const Options& options, std::int64_t num_running, bool commits) {
+  Bench bench(options, options.num_pages, states_for(options.num_pages, options, num_running));
+  std::vector<Sequence> running;
+  std::vector<Tokens> tokens;
+  const std::int64_t block = options.tokens_per_block;
+  const std::int64_t steps = block + options.repetitions * 32;
+  for (std::int64_t j = 0; j < num_running; ++j) {
+    const std::int64_t length = 256 + j % block;
+    tokens.push_back(tokens_of(static_cast<std::uint64_t>(j), length + steps));
+    running.push_back(bench.prompt(Tokens(tokens.back().begin(), tokens.back().begin() + length)));
+  }
+  bench.fill(1);
+  const auto step = [&] {
+    for (std::size_t j = 0; j < running.size(); ++j) {
+      Sequence& sequence = running[j];
+      const std::int64_t length = sequence.capacity();
+      get(sequence.resize(length + 1, commits ? sequence.history() : length));
+      if (!commits) continue;
+      get(sequence.commit(
+          std::span(tokens[j]).subspan(static_cast<std::size_t>(sequence.num_committed()), 1)));
+    }
+  };
+  for (std::int64_t i = 0; i < block; ++i) step();
+  Samples samples;
+  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
+    samples.begin_repetition();
+    for (int i = 0; i < 32; ++i) samples.add(ns_of(step) / static_cast<double>(num_running));
+  }
+  bench.report(commits ? "commit" : "grant", samples, fmt::format("\"running\":{},", num_running));
+}
+
+// b.
+void long_prompt(const Options& options) {
+  constexpr std::int64_t kKnown = 99'968;
+  constexpr std::int64_t kNew = 32;
+  Bench bench(options, options.num_pages, states_for(options.num_pages, options, 64));
+  const Tokens known = tokens_of(1, kKnown);
+  {
+    Sequence first = bench.create(known);
+    bench.resume(first);
+    for (std::int64_t end = 0; end < kKnown;) {
+      const std::int64_t begin = end;
+      end = std::min(kKnown, end + 8192);
+      get(first.resize(end));
+      get(first.commit(std::span(known).subspan(static_cast<std::size_t>(begin),
+                                                static_cast<std::size_t>(end - begin))));
+    }
+  }
+  bench.fill(0.95);
+  Samples match, admit, publish, total, release;
+  std::uint64_t n = 0;
+  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
+    for (Samples* samples : {&match, &admit, &publish, &total, &release}) {
+      samples->begin_repetition();
+    }
+    for (int i = 0; i < 10; ++i) {
+      Tokens prompt = known;
+      for (const TokenId token : tokens_of(2 + n++, kNew, kKnown)) prompt.push_back(token);
+      Sequence sequence;
+      const double of_match = ns_of([&] { sequence = bench.create(prompt); });
+      if (sequence.num_committed() != kKnown) {
+        fail(fmt::format("{} of {} tokens were found", sequence.num_committed(), kKnown));
+      }
+      const double of_admit = ns_of([&] {
+        bench.resume(sequence);
+        get(sequence.resize(kKnown + kNew));
+      });
+      const double of_publish = ns_of([&] {
+        get(sequence.commit(std::span(prompt).subspan(static_cast<std::size_t>(kKnown))));
+      });
+      match.add(of_match);
+      admit.add(of_admit);
+      publish.add(of_publish);
+      total.add(of_match + of_admit + of_publish);
+      release.add(ns_of([&] { sequence.close(); }));
+    }
+  }
+  bench.report("match", match, "");
+  bench.report("admit", admit, "");
+  bench.report("publish", publish, "");
+  bench.report("total", total, "");
+  bench.report("release", release, "");
+}
+
+// c.
+void cycle(const Options& options) {
+  Bench bench(options, options.num_pages, states_for(options.num_pages, options, 64));
+  bench.fill(1);
+  Samples samples;
+  std::uint64_t n = 0;
+  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
+    samples.begin_repetition();
+    for (int i = 0; i < 50; ++i) {
+      const Tokens tokens = tokens_of(10 + n++, kPromptTokens);
+      samples.add(ns_of([&] { bench.prompt(tokens).close(); }));
+    }
+  }
+  bench.report("cycle", samples, "");
+}
+
+// d.
+void get_and_free(const Options& options, std::int64_t count) {
+  Bench bench(options, options.num_pages, 64);
+  Sequence sequence = bench.create({});
+  bench.resume(sequence);
+  Samples of_get, of_free;
+  const int samples = count == 1000 ? 100 : 500;
+  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
+    of_get.begin_repetition();
+    of_free.begin_repetition();
+    for (int i = 0; i < samples; ++i) {
+      of_get.add(ns_of([&] { get(sequence.resize(count * options.tokens_per_block)); }));
+      of_free.add(ns_of([&] { get(sequence.resize(0)); }));
+    }
+  }
+  const std::string more = fmt::format("\"n\":{},", count);
+  bench.report("get", of_get, more);
+  bench.report("free", of_free, more);
+}
+
+// e.
+void evict(const Options& options) {
+  Bench bench(options, options.num_pages, states_for(options.num_pages, options, 64));
+  Sequence sequence = bench.create({});
+  bench.resume(sequence);
+  bench.fill(1);
+  // The last prompt may have left a page or two.
+  while (bench.manager().room(storage::Tier::kDevice, LayerGroupId(0)).free > 0) {
+    get(sequence.resize(sequence.capacity() + options.tokens_per_block));
+  }
+  Samples samples;
+  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
+    samples.begin_repetition();
+    for (int i = 0; i < 200; ++i) {
+      samples.add(
+          ns_of([&] { get(sequence.resize(sequence.capacity() + options.tokens_per_block)); }));
+    }
+  }
+  bench.report("evict", samples, "");
+}
+
+// g.
+void preempt(const Options& options) {
+  Bench bench(options, options.num_pages, states_for(options.num_pages, options, 64));
+  Samples of_suspend, of_resume;
+  std::uint64_t n = 0;
+  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
+    of_suspend.begin_repetition();
+    of_resume.begin_repetition();
+    for (int i = 0; i < 10; ++i) {
+      const Tokens tokens = tokens_of(10 + n++, kPromptTokens + 64);
+      Sequence sequence = bench.prompt(Tokens(tokens.begin(), tokens.begin() + kPromptTokens));
+      for (std::size_t at = kPromptTokens; at < tokens.size(); ++at) {
+        get(sequence.resize(sequence.capacity() + 1));
+        get(sequence.commit(std::span(tokens).subspan(at, 1)));
+      }
+      of_suspend.add(ns_of([&] { get(sequence.suspend()); }));
+      of_resume.add(ns_of([&] { bench.resume(sequence); }));
+      if (sequence.num_committed() != std::ssize(tokens)) fail("tokens were lost");
+    }
+  }
+  bench.report("suspend", of_suspend, "");
+  bench.report("resume", of_resume, "\"tokens_lost\":0,");
+}
+
+void run(const Options& options) {
+  const std::pair<const char*, std::function<void()>> workloads[] = {
+      {"grant", [&] { grant(options, 256, false); }},
+      {"grant1", [&] { grant(options, 1, false); }},
+      {"commit", [&] { grant(options, 256, true); }},
+      {"match", [&] { long_prompt(options); }},
+      {"cycle", [&] { cycle(options); }},
+      {"get", [&] { get_and_free(options, 1); }},
+      {"get10", [&] { get_and_free(options, 10); }},
+      {"get1000", [&] { get_and_free(options, 1000); }},
+      {"evict", [&] { evict(options); }},
+      {"suspend", [&] { preempt(options); }},
+  };
+  for (const auto& [name, work] : workloads) {
+    if (!options.only.empty() && options.only != name) continue;
+    // The long prompt does not fit a smaller pool.
+    const bool fits = options.num_pages * options.tokens_per_block > 110'000;
+    if (std::string_view(name) == "match" && !fits) continue;
+    work();
+  }
+}
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    const bool has_value = i + 1 < argc;
+    if (argument == "--smoke") {
+      options.is_smoke = true;
+      options.num_pages = 10'000;
+      options.repetitions = 1;
+    } else if (argument == "--only" && has_value) {
+      options.only = argv[++i];
+    } else if (argument == "--tokens-per-block" && has_value) {
+      options.tokens_per_block = std::atoi(argv[++i]);
+    } else if (argument == "--pages" && has_value) {
+      options.num_pages = std::atoll(argv[++i]);
+    } else {
+      fail(fmt::format("unknown argument {}; see the top of bench/cache_workloads.cc", argument));
+    }
+  }
+  return options;
+}
+
+}  // namespace
+}  // namespace slackwater::cache
+
+int main(int argc, char** argv) {
+  const auto options = slackwater::cache::parse(argc, argv);
+  slackwater::cache::run(options);
+  return 0;
+}
