@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "slackwater/base/check.h"
-#include "slackwater/base/mutant.h"
 #include "slackwater/base/numeric.h"
 
 namespace slackwater::cache {
@@ -249,8 +248,7 @@ Certificate CacheCore::certificate(const RunKey& key, std::size_t index) {
 void CacheCore::settle(NodeIndex index) {
   TreeNode& node = tree_->node(index);
   while (!node.writes.empty() && node.writes.front().written.is_done()) {
-    if (node.writes.front().written.status() == EventStatus::kFailed &&
-        !SLACKWATER_MUTANT(failed_step_is_published)) {
+    if (node.writes.front().written.status() == EventStatus::kFailed) {
       node.is_broken = true;
       node.writes.clear();
       to_tidy_.push_back(index);

@@ -21,6 +21,9 @@ constexpr std::int64_t kBlock = 64;
 class CacheCoreTest : public testing::Test {
  protected:
   void open(bool has_host = false, std::uint64_t seed = 3) {
+    copies_fail_ = false;
+    stream_.reset();
+    core_.reset();
     device::SimOptions options;
     options.seed = seed;
     options.copy_fault = [this](std::int64_t) {
@@ -98,9 +101,6 @@ TEST_F(CacheCoreTest, PagesThatAreLostOnTheirWayAreComputedAgain) {
 TEST_F(CacheCoreTest, PagesThatAreLostOnTheirWayBackStopTheSequence) {
   int num_known_later = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    copies_fail_ = false;
-    stream_.reset();
-    core_.reset();
     open(true, seed);
     SequenceState& sleeper = written(0, 6);
     ASSERT_TRUE(core_->suspend(sleeper).has_value());
@@ -128,43 +128,51 @@ TEST_F(CacheCoreTest, PagesThatAreLostOnTheirWayBackStopTheSequence) {
 
 // A page that somebody has locked stays his, also while it is still arriving.
 TEST_F(CacheCoreTest, APageThatIsArrivingIsNotReplaced) {
-  open(true);
-  SequenceState& sleeper = written(0, 4);
-  ASSERT_TRUE(core_->suspend(sleeper).has_value());
-  core_->close(written(5000, 7));
-  device_->run_all();
-  SequenceState& twin = create({});
-  ASSERT_TRUE(core_->resume(twin, *stream_).has_value());
-  ASSERT_TRUE(core_->resize(twin, kBlock, std::nullopt).has_value());
-  // Its pages are on their way when the twin commits the same block.
-  ASSERT_TRUE(core_->resume(sleeper, *stream_).has_value());
-  const SlotId slot = sleeper.groups[0].slots[0];
-  ASSERT_TRUE(core_->commit(twin, numbers(0, kBlock), {}).has_value());
-  core_->audit();
-  EXPECT_EQ(sleeper.groups[0].slots[0], slot);
-  core_->close(twin);
-  core_->close(sleeper);
-  core_->audit();
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    open(true, seed);
+    SequenceState& sleeper = written(0, 4);
+    ASSERT_TRUE(core_->suspend(sleeper).has_value());
+    core_->close(written(5000, 7));
+    device_->run_all();
+    SequenceState& twin = create({});
+    ASSERT_TRUE(core_->resume(twin, *stream_).has_value());
+    ASSERT_TRUE(core_->resize(twin, kBlock, std::nullopt).has_value());
+    // Its pages are on their way when the twin commits the same block.
+    ASSERT_TRUE(core_->resume(sleeper, *stream_).has_value());
+    const SlotId slot = sleeper.groups[0].slots[0];
+    ASSERT_TRUE(core_->commit(twin, numbers(0, kBlock), {}).has_value());
+    core_->audit();
+    EXPECT_EQ(sleeper.groups[0].slots[0], slot);
+    core_->close(twin);
+    core_->close(sleeper);
+    core_->audit();
+  }
 }
 
 // What a sequence has written and not committed goes to the host after the step that writes it.
 TEST_F(CacheCoreTest, APageLeavesAfterTheStepThatWritesIt) {
-  open(true);
-  SequenceState& sequence = create({});
-  ASSERT_TRUE(core_->resume(sequence, *stream_).has_value());
-  ASSERT_TRUE(core_->resize(sequence, 6 * kBlock, 6 * kBlock).has_value());
-  const PageTable table = *core_->page_table(0, "digest");
-  for (const SlotId slot : sequence.groups[0].slots) {
-    stream_->run([at = layer_address(table, slot)] { return *at = std::byte{42}, true; });
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    open(true, seed);
+    SequenceState& sequence = create({});
+    ASSERT_TRUE(core_->resume(sequence, *stream_).has_value());
+    ASSERT_TRUE(core_->resize(sequence, 6 * kBlock, 6 * kBlock).has_value());
+    const PageTable table = *core_->page_table(0, "digest");
+    for (const SlotId slot : sequence.groups[0].slots) {
+      stream_->run([at = layer_address(table, slot)] { return *at = std::byte{42}, true; });
+    }
+    ASSERT_TRUE(core_->suspend(sequence).has_value());
+    SequenceState& other = create({});
+    const auto other_stream = *device_->make_stream("another step");
+    ASSERT_TRUE(core_->resume(other, *other_stream).has_value());
+    ASSERT_TRUE(core_->resize(other, 8 * kBlock, std::nullopt).has_value());
+    core_->close(other);
+    ASSERT_TRUE(core_->resume(sequence, *stream_).has_value());
+    device_->run_all();
+    for (const SlotId slot : sequence.groups[0].slots) {
+      EXPECT_EQ(*layer_address(table, slot), std::byte{42}) << "seed " << seed;
+    }
+    core_->close(sequence);
   }
-  ASSERT_TRUE(core_->suspend(sequence).has_value());
-  core_->close(written(5000, 8));
-  ASSERT_TRUE(core_->resume(sequence, *stream_).has_value());
-  device_->run_all();
-  for (const SlotId slot : sequence.groups[0].slots) {
-    EXPECT_EQ(*layer_address(table, slot), std::byte{42});
-  }
-  core_->close(sequence);
 }
 
 }  // namespace
