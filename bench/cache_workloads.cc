@@ -2,6 +2,7 @@
 // measured on: what one step, one prompt, one eviction cost besides the model.
 //
 //   slackwater_cache_workloads [--smoke] [--only NAME] [--tokens-per-block P] [--pages N]
+//       [--repetitions R]
 //
 // One JSON object per line: medians over repetitions of medians, and the 99th percentile over all
 // samples. Pages are tiny, so that only bookkeeping is measured; there is no host tier.
@@ -402,6 +403,8 @@ Options parse(int argc, char** argv) {
       options.only = argv[++i];
     } else if (argument == "--tokens-per-block" && has_value) {
       options.tokens_per_block = std::atoi(argv[++i]);
+    } else if (argument == "--repetitions" && has_value) {
+      options.repetitions = std::atoi(argv[++i]);
     } else if (argument == "--pages" && has_value) {
       options.num_pages = std::atoll(argv[++i]);
     } else {

@@ -1,6 +1,7 @@
 #include "slackwater/base/certificate.h"
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <random>
@@ -11,13 +12,13 @@
 namespace slackwater {
 namespace {
 
-// Little-endian words one after another, whatever the machine.
+// Little-endian words one after another.
 class Words {
  public:
   void add(std::uint64_t value) {
-    for (int byte = 0; byte < 8; ++byte) {
-      bytes_[size_++] = static_cast<std::byte>(value >> (8 * byte));
-    }
+    static_assert(std::endian::native == std::endian::little, "words are hashed as they lie");
+    std::memcpy(bytes_.data() + size_, &value, sizeof(value));
+    size_ += sizeof(value);
   }
   std::span<const std::byte> span() const { return std::span(bytes_).first(size_); }
 

@@ -219,6 +219,7 @@ NodeIndex BlockTree::add(NodeIndex parent, std::span<const TokenId> block) {
   made.first_block = above.first_block + above.num_blocks();
   const Digest128 before = above.is_root() ? root_prefix(above.scope) : end_prefix(above);
   made.tokens.assign(block.begin(), block.end());
+  made.has_digests = std::any_of(block.begin(), block.end(), is_digest_token);
   made.prefixes.push_back(next_prefix(before, block, digests_));
   digests_.retain(block);
   link(index);
@@ -236,6 +237,7 @@ void BlockTree::append(NodeIndex index, std::span<const TokenId> block) {
                    grown.num_children, grown.num_blocks(), block.size());
   grown.prefixes.push_back(next_prefix(end_prefix(grown), block, digests_));
   grown.tokens.insert(grown.tokens.end(), block.begin(), block.end());
+  grown.has_digests |= std::any_of(block.begin(), block.end(), is_digest_token);
   digests_.retain(block);
 }
 
@@ -250,6 +252,7 @@ NodeIndex BlockTree::split(NodeIndex index, std::int32_t at) {
   front.parent = rest.parent;
   front.first_block = rest.first_block;
   front.num_children = 1;
+  front.has_digests = rest.has_digests;
   front.users = SLACKWATER_MUTANT(split_forgets_users) ? Pins() : rest.users;
   front.tokens = cut_front(rest.tokens, count * static_cast<std::size_t>(tokens_per_block_));
   front.prefixes = cut_front(rest.prefixes, count);
@@ -266,6 +269,8 @@ NodeIndex BlockTree::split(NodeIndex index, std::int32_t at) {
     front.runs[g].whole = from.whole;
     front.runs[g].last_use = from.last_use;
     front.runs[g].may_be_lost = from.may_be_lost;
+    from.certificates.resize(from.pages.size());
+    front.runs[g].certificates = cut_front(from.certificates, pages);
     front.runs[g].pages = cut_front(from.pages, pages);
     front.runs[g].pins = cut_front(from.pins, pages);
     front.runs[g].positions = cut_front(from.positions, pages);
@@ -300,7 +305,7 @@ void BlockTree::truncate(NodeIndex index, std::int32_t num_left) {
   const std::size_t tokens =
       static_cast<std::size_t>(num_left) * static_cast<std::size_t>(tokens_per_block_);
   if (tokens < cut.tokens.size()) {
-    digests_.release(std::span(cut.tokens).subspan(tokens));
+    if (cut.has_digests) digests_.release(std::span(cut.tokens).subspan(tokens));
     cut.tokens.resize(tokens);
   }
   cut.prefixes.resize(static_cast<std::size_t>(num_left));
@@ -311,6 +316,7 @@ void BlockTree::truncate(NodeIndex index, std::int32_t num_left) {
     }
     run.pages.resize(std::min(run.pages.size(), static_cast<std::size_t>(num_left)));
     run.pins.resize(std::min(run.pins.size(), static_cast<std::size_t>(num_left)));
+    run.certificates.resize(run.pages.size());
   }
   std::erase_if(cut.short_pages, [&](const auto& page) { return page.block >= num_left; });
   cut.num_written = std::min(cut.num_written, num_left);
@@ -329,7 +335,7 @@ void BlockTree::erase(NodeIndex index) {
                      run.num_pages());
   }
   unlink(index);
-  digests_.release(erased.tokens);
+  if (erased.has_digests) digests_.release(erased.tokens);
   TreeNode& above = node(erased.parent);
   if (--above.num_children == 0 && above.is_root()) emptied_roots_.push_back(erased.parent);
   free_node(index);

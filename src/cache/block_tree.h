@@ -54,6 +54,7 @@ struct TreeNode {
   std::int32_t num_written = 0;      // leading blocks that others may see
   std::vector<PendingWrite> writes;  // of the blocks after those, ascending
   bool is_broken = false;            // a block after those has lost its bytes
+  bool has_digests = false;          // some of the tokens may stand for digests
 
   NodeIndex next_of_key = kNoNode;  // others with the same hash
   ReuseScope scope;                 // of a root

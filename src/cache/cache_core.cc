@@ -132,6 +132,7 @@ void CacheCore::remove_snapshot(NodeIndex node, std::size_t group, std::size_t i
   run.pages.erase(run.pages.begin() + at);
   run.pins.erase(run.pins.begin() + at);
   run.positions.erase(run.positions.begin() + at);
+  run.certificates.erase(run.certificates.begin() + at);
   run.written.erase(run.written.begin() + at);
 }
 
@@ -242,6 +243,14 @@ Certificate CacheCore::certificate(const RunKey& key, std::size_t index) {
     prefix = next_prefix(before, tokens, digests_);
   }
   return {PrefixOwner{prefix}, end, group, 0};
+}
+
+void CacheCore::certify_page(NodeIndex node, std::size_t group, std::size_t index) {
+  PageRun& run = node_run(node, group);
+  const Certificate owner = certificate(node_key(node, group), index);
+  store_->certify(run.pages[index], owner);
+  run.certificates.resize(run.pages.size());
+  run.certificates[index] = store_->certificate(run.pages[index]);
 }
 
 // Looks which writes and moves have ended since.

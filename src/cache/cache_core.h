@@ -72,6 +72,8 @@ class CacheCore final : public RunOwners {
   void drop_page(const RunKey& key, std::size_t index) override;
   void lose_page(const RunKey& key, std::size_t index) override;
   Certificate certificate(const RunKey& key, std::size_t index) override;
+  // Says to whom a page of a node belongs from now on. Not while it is on disk.
+  void certify_page(NodeIndex node, std::size_t group, std::size_t index);
 
  private:
   using ReadLock = std::shared_lock<WriteFirstMutex>;
@@ -120,7 +122,7 @@ class CacheCore final : public RunOwners {
   bool has_lost_pages(SequenceState& sequence);
   bool is_lost(const PageRun& run, std::size_t index) const;
   void pin_all(SequenceState& sequence, Pins change, const device::Event& last_use);
-  Result<void> verify_page(const RunKey& key, std::size_t index);
+  Result<void> verify_page(const RunKey& key, const PageRun& run, std::size_t index);
   void gather_cold(SequenceState& sequence, std::vector<Residency::PageRef>& cold);
   void gather_run(const RunKey& key, const PageRun& run, std::vector<Residency::PageRef>& cold);
   std::vector<std::int32_t> first_resume_needs(const SequenceState& sequence);
@@ -207,6 +209,10 @@ class CacheCore final : public RunOwners {
   // Nodes that may have nothing left to be there for; looked at when an operation ends.
   std::vector<NodeIndex> to_tidy_;
   CacheCounters counters_;
+  // Used by one operation at a time, kept so that steps allocate nothing.
+  std::vector<std::int32_t> needed_;
+  std::vector<BlockRange> stale_;
+  std::vector<PageId> new_pages_;
 };
 
 }  // namespace slackwater::cache

@@ -45,6 +45,7 @@ struct PageRun {
   Pins whole;                           // where they are pinned together
   std::vector<std::int64_t> positions;  // [pages] of snapshots, ascending
   std::vector<device::Event> written;   // [pages] of snapshots: nobody sees them before
+  std::vector<Digest128> certificates;  // [pages] what the store should say of those of a node
   device::Event last_use;               // of whoever unpinned; whoever takes a page waits for it
 
   std::array<std::int32_t, kNumTiers> num_on = {};

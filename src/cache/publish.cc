@@ -55,9 +55,7 @@ void CacheCore::put_page(SequenceState& sequence, std::size_t group, NodeIndex n
   }
   if (is_null(page)) return;
   const std::size_t i = run.pages.size() - 1;
-  if (store_->tier(page) != Tier::kDisk) {
-    store_->certify(page, certificate(node_key(node, group), i));
-  }
+  certify_page(node, group, i);
   residency_->page_added(node_key(node, group), run, i);
 }
 
@@ -158,9 +156,7 @@ void CacheCore::replace_page(SequenceState& sequence, std::size_t group, NodeInd
   run.pages[i] = residency_->take_page(sequence_key(sequence, group), own.run,
                                        static_cast<std::size_t>(run_index));
   tree_->set_coverage(tree_->node(index), run.group, block, config_.tokens_per_block);
-  if (store_->tier(run.pages[i]) != Tier::kDisk) {
-    store_->certify(run.pages[i], certificate(node_key(index, group), i));
-  }
+  certify_page(index, group, i);
   residency_->page_added(node_key(index, group), run, i);
 }
 
@@ -275,6 +271,7 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
         source.pages.pop_back();
         source.pins.pop_back();
         source.positions.pop_back();
+        source.certificates.pop_back();
         source.written.pop_back();
         if (store_->tier(page) == Tier::kDisk ||
             !put_snapshot(longer, g, position, page, written)) {
@@ -288,6 +285,8 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
     if (covered == 0 || target.pages.empty() || !is_null(target.pages[0])) continue;
     target.pages[0] = residency_->take_page(node_key(shorter, g), source, 0);
     tree_->set_coverage(to, group, 0, covered);
+    target.certificates.resize(target.pages.size());
+    target.certificates[0] = source.certificates[0];
     residency_->page_added(node_key(longer, g), target, 0);
   }
   erase_node(shorter);
@@ -301,7 +300,6 @@ void CacheCore::publish_state(SequenceState& sequence) {
   for (std::size_t g = 0; g < num_groups(); ++g) {
     SequenceGroup& own = sequence.groups[g];
     if (kind(g).has_block_pages() || own.run.pages.empty() || is_null(own.run.pages[0])) continue;
-    if (store_->tier(own.run.pages[0]) == Tier::kDisk) continue;
     const PageRun& run = node_run(node, g);
     if (std::binary_search(run.positions.begin(), run.positions.end(), end)) continue;
     const PageId page = residency_->take_page(sequence_key(sequence, g), own.run, 0);
@@ -378,7 +376,7 @@ bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index) {
     release_page(node_key(index, g), 0);
     run.pages[0] = *copy;
     tree_->set_coverage(tree_->node(index), group, 0, tail);
-    store_->certify(*copy, certificate(node_key(index, g), 0));
+    certify_page(index, g, 0);
     residency_->page_added(node_key(index, g), run, 0);
   }
   TreeNode& node = tree_->node(index);

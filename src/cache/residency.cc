@@ -83,8 +83,10 @@ Result<void> Residency::check_guarantee(std::span<const std::int32_t> more) cons
   return {};
 }
 
-std::vector<std::int32_t> Residency::device_slots(std::span<const std::int32_t> needed) const {
-  std::vector<std::int32_t> slots(queues_[index_of(Tier::kDevice)].size());
+// By pool group; valid until the next call.
+std::span<std::int32_t> Residency::device_slots(std::span<const std::int32_t> needed) {
+  std::vector<std::int32_t>& slots = device_slots_;
+  slots.assign(queues_[index_of(Tier::kDevice)].size(), 0);
   for (std::size_t g = 0; g < needed.size(); ++g) {
     slots[pool_of_[index_of(Tier::kDevice)][g]] += needed[g];
   }
@@ -118,6 +120,11 @@ void Residency::page_added(const RunKey& key, PageRun& run, std::size_t index) {
   if (may_leave(run.pins_of(index), tier)) change_evictable(key, run, tier, 1);
   change_pinned(run, tier, is_pinned(run.pins_of(index)));
   if (!store_.ready(run.pages[index]).is_null()) run.may_be_lost = true;
+}
+
+void Residency::pages_allocated(PageRun& run, std::int32_t count) {
+  run.num_on[index_of(Tier::kDevice)] += count;
+  change_pinned(run, Tier::kDevice, count);
 }
 
 PageId Residency::take_page(const RunKey& key, PageRun& run, std::size_t index) {
@@ -213,6 +220,12 @@ std::int32_t Residency::pick_of_run(Tier tier, const RunKey& key, const PageRun&
     victims_[index_of(tier)].push_back({key, static_cast<std::uint32_t>(i), page, run.priority,
                                         run.pins_of(i).holds > 0, std::nullopt});
     ++found;
+    // The next one to leave will be asked for soon, and lies far away: a miss costs more than all
+    // else that is done for it.
+    if (!run.is_by_position && i > 1) {
+      store_.prefetch_slot(run.pages[i - 1]);
+      store_.prefetch(run.pages[i - 2]);
+    }
   }
   SLACKWATER_CHECK(found == goal, "I1: {} of {} pages that may leave the {}", found, goal,
                    storage::to_string(tier));
@@ -301,7 +314,9 @@ Result<void> Residency::plan_tier(Tier tier, std::vector<Victim*>& arriving,
 // Coldest tier first, so that what arrives finds room.
 Result<void> Residency::apply() {
   for (const Tier tier : {Tier::kDisk, Tier::kHost, Tier::kDevice}) {
+    if (victims_[index_of(tier)].empty()) continue;
     drop_victims(tier);
+    if (tier == last_tier_) continue;
     SLACKWATER_RETURN_IF_ERROR(move_victims(tier, Tier::kDisk));
     SLACKWATER_RETURN_IF_ERROR(move_victims(tier, Tier::kHost));
   }
@@ -355,7 +370,7 @@ Result<void> Residency::migrate(std::span<const Victim> victims, Tier from, Tier
   for (const Victim& victim : victims) {
     const PageRun& run = *owners_.find_run(victim.key);
     note_last_use(victim.key, run, victim.page);
-    if (to == Tier::kDisk && store_.info(victim.page).certificate == Digest128()) {
+    if (to == Tier::kDisk && store_.certificate(victim.page) == Digest128()) {
       store_.certify(victim.page, owners_.certificate(victim.key, find_page(run, victim)));
     }
     moving_.push_back(victim.page);
@@ -474,14 +489,20 @@ void Residency::moved(const RunKey& key, PageRun& run, PageId page, Tier from, T
 
 Result<void> Residency::make_room(std::span<const std::int32_t> needed) {
   SLACKWATER_RETURN_IF_ERROR(check_guarantee(needed));
-  SLACKWATER_RETURN_IF_ERROR(plan(device_slots(needed), {}, {}));
+  const std::span<std::int32_t> slots = device_slots(needed);
+  bool has_room = true;
+  for (std::size_t pool = 0; pool < slots.size(); ++pool) {
+    has_room &= slots[pool] <= store_.num_usable(Tier::kDevice, pool);
+  }
+  if (has_room) return {};
+  SLACKWATER_RETURN_IF_ERROR(plan(slots, {}, {}));
   return apply();
 }
 
 Result<void> Residency::recall(std::span<const PageRef> pages,
                                std::span<const std::int32_t> needed) {
   SLACKWATER_RETURN_IF_ERROR(check_guarantee(needed));
-  std::vector<std::int32_t> slots = device_slots(needed);
+  const std::span<std::int32_t> slots = device_slots(needed);
   std::vector<std::int32_t> leaving_host(queues_[index_of(Tier::kHost)].size());
   std::vector<std::int32_t> leaving_disk(queues_[index_of(Tier::kDisk)].size());
   for (const PageRef& ref : pages) {

@@ -80,6 +80,8 @@ class Residency {
 
   // Runs. A page that is set, moved or taken must have its pins at that time.
   void page_added(const RunKey& key, PageRun& run, std::size_t index);
+  // `count` new pages on the device, at the end of a locked run.
+  void pages_allocated(PageRun& run, std::int32_t count);
   // The page is its owner's again, and null in the run.
   PageId take_page(const RunKey& key, PageRun& run, std::size_t index);
   void pin_page(const RunKey& key, PageRun& run, std::size_t index, Pins change);
@@ -140,7 +142,7 @@ class Residency {
   void reserve_swap_slots();
   void change_pinned(const PageRun& run, Tier tier, std::int32_t change);
   Result<void> check_guarantee(std::span<const std::int32_t> more) const;
-  std::vector<std::int32_t> device_slots(std::span<const std::int32_t> needed) const;
+  std::span<std::int32_t> device_slots(std::span<const std::int32_t> needed);
   void change_evictable(const RunKey& key, PageRun& run, Tier tier, std::int32_t change);
   std::int32_t pick(Tier tier, std::size_t pool, std::int32_t wanted);
   std::int32_t pick_of_run(Tier tier, const RunKey& key, const PageRun& run, std::int32_t wanted);
@@ -171,6 +173,7 @@ class Residency {
   std::vector<std::int32_t> num_pinned_;                           // likewise, device and host
   const bool guarantees_suspend_;
   std::vector<PageId> moving_;
+  std::vector<std::int32_t> device_slots_;
   std::int64_t num_dropped_ = 0;
 };
 

@@ -113,7 +113,7 @@ Result<void> CacheCore::stop_committing(SequenceState& sequence) {
                       "stop_committing of a sequence that is closed");
   }
   if (!sequence.is_committing) return {};
-  publish(sequence);
+  if (sequence.status == SequenceStatus::kActive) publish(sequence);
   sequence.is_committing = false;
   Event last_use;
   for (std::size_t g = 0; g < num_groups(); ++g) {
@@ -209,7 +209,8 @@ bool CacheCore::put_snapshot(NodeIndex node, std::size_t group, std::int64_t pos
   run.pins.insert(run.pins.begin() + index, Pins());
   run.written.insert(run.written.begin() + index, written);
   const auto i = static_cast<std::size_t>(index);
-  store_->certify(page, certificate(node_key(node, group), i));
+  run.certificates.insert(run.certificates.begin() + index, Digest128());
+  certify_page(node, group, i);
   residency_->page_added(node_key(node, group), run, i);
   ++counters_.snapshots_published;
   return true;

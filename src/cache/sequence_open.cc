@@ -169,7 +169,11 @@ void CacheCore::close(SequenceState& sequence) {
   if (sequence.status == SequenceStatus::kClosed) return;
   const bool is_active = sequence.status == SequenceStatus::kActive;
   const Event last_use = record(sequence);
-  if (sequence.was_resumed && sequence.is_committing && !sequence.is_damaged &&
+  // A frame on disk names its owner: what was the sequence's own stays that.
+  const bool has_own_frames = std::any_of(
+      sequence.groups.begin(), sequence.groups.end(),
+      [](const SequenceGroup& group) { return group.run.num_on[index_of(Tier::kDisk)] > 0; });
+  if (!has_own_frames && sequence.was_resumed && sequence.is_committing && !sequence.is_damaged &&
       sequence.arrived.status() == EventStatus::kSucceeded) {
     publish(sequence);
     publish_tail(sequence);

@@ -75,9 +75,10 @@ std::int32_t CacheCore::num_releasable(const SequenceState& sequence, std::size_
                                        const BlockRange& stale) const {
   const SequenceGroup& own = sequence.groups[group];
   std::int32_t count = 0;
-  for (std::size_t i = 0; i < own.run.pages.size(); ++i) {
-    const std::int64_t block = own.first_block + static_cast<std::int64_t>(i);
-    if (stale.contains(block) && !is_null(own.run.pages[i])) ++count;
+  for (std::int64_t block = std::max({own.stale.end, stale.begin, own.first_block});
+       block < stale.end; ++block) {
+    const auto index = static_cast<std::size_t>(block - own.first_block);
+    if (index < own.run.pages.size() && !is_null(own.run.pages[index])) ++count;
   }
   return count;
 }
@@ -109,19 +110,29 @@ void CacheCore::let_go(SequenceState& sequence, std::size_t group, const BlockRa
 void CacheCore::allocate_blocks(SequenceState& sequence, std::size_t group, std::int64_t first,
                                 std::int64_t end) {
   SequenceGroup& own = sequence.groups[group];
-  const LayerGroupId id(static_cast<std::int32_t>(group));
+  const auto count =
+      static_cast<std::size_t>(end - first - intersect(own.stale, BlockRange{first, end}).size());
+  new_pages_.resize(count);
+  const Result<void> allocated =
+      store_->allocate(LayerGroupId(static_cast<std::int32_t>(group)), new_pages_);
+  SLACKWATER_CHECK(allocated.has_value(), "pages that there was room for: {}",
+                   allocated.error().text());
+  std::size_t next = 0;
   for (std::int64_t block = first; block < end; ++block) {
-    own.run.pages.emplace_back();
-    set_slot(own, block, kNoSlot);
-    if (own.stale.contains(block)) continue;
-    const Result<PageId> page = store_->allocate(id);
-    SLACKWATER_CHECK(page.has_value(), "a page that there was room for: {}", page.error().text());
-    own.run.pages.back() = *page;
-    residency_->page_added(sequence_key(sequence, group), own.run, own.run.pages.size() - 1);
-    const Event& ready = store_->ready(*page);
+    if (own.stale.contains(block)) {
+      own.run.pages.emplace_back();
+      set_slot(own, block, kNoSlot);
+      continue;
+    }
+    const PageId page = new_pages_[next++];
+    own.run.pages.push_back(page);
+    set_slot(own, block, store_->slot(page));
+    const Event& ready = store_->ready(page);
+    if (ready.is_null()) continue;
+    own.run.may_be_lost = true;
     if (!ready.is_done() && !SLACKWATER_MUTANT(new_page_skips_wait)) sequence.stream->wait(ready);
-    set_slot(own, block, store_->slot(*page));
   }
+  residency_->pages_allocated(own.run, static_cast<std::int32_t>(count));
 }
 
 // Shared pages that are about to be let go may make room for the new ones.
@@ -150,8 +161,10 @@ Result<void> CacheCore::make_room_beside(SequenceState& sequence,
 Result<void> CacheCore::grow(SequenceState& sequence, std::int64_t capacity, std::int64_t history) {
   const std::int64_t first = num_blocks(sequence.capacity);
   const std::int64_t end = std::max(first, num_blocks(capacity));
-  std::vector<std::int32_t> needed(num_groups());
-  std::vector<BlockRange> stale(num_groups());
+  std::vector<std::int32_t>& needed = needed_;
+  std::vector<BlockRange>& stale = stale_;
+  needed.assign(num_groups(), 0);
+  stale.assign(num_groups(), {});
   bool needs_any = false;
   for (std::size_t g = 0; g < num_groups(); ++g) {
     if (!kind(g).has_block_pages()) continue;

@@ -263,6 +263,13 @@ Result<PageId> TieredStore::allocate(LayerGroupId group) {
   return page;
 }
 
+void TieredStore::prefetch_slot(PageId id) const {
+  if (!is_alive(id)) return;
+  const Page& page = pages_[id.index];
+  if (page.tier == Tier::kDisk) return;
+  tiers_[index_of(page.tier)].pools[pool_group_of(page.tier, page)]->slots().prefetch(page.slot);
+}
+
 bool TieredStore::is_alive(PageId page) const {
   return page.index < pages_.size() && pages_[page.index].is_alive &&
          (pages_[page.index].life == page.life || SLACKWATER_MUTANT(stale_page_is_alive));

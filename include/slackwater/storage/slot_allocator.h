@@ -72,6 +72,8 @@ class SlotAllocator {
   std::int32_t num_free() const { return issue_end() - (num_occupied_ - num_occupied_past_end_); }
   std::int32_t num_overflow() const { return num_overflow_; }
   bool is_occupied(SlotId slot) const;
+  // A hint that a slot will be released soon.
+  void prefetch(SlotId slot) const { __builtin_prefetch(entries_.data() + slot.value()); }
   bool is_shrinking() const { return shrink_end_.has_value(); }
 
   // `capacity` >= the present one. CHECK: no shrink is under way.

@@ -145,6 +145,10 @@ class TieredStore {
   Tier tier(PageId page) const { return live(page).tier; }
   SlotId slot(PageId page) const { return live(page).slot; }
   const device::Event& ready(PageId page) const { return live(page).ready; }
+  const Digest128& certificate(PageId page) const { return live(page).certificate; }
+  // Hints that what is known of a page, or of its slot, will be wanted soon. Any page.
+  void prefetch(PageId page) const { __builtin_prefetch(pages_.data() + page.index); }
+  void prefetch_slot(PageId page) const;
 
   // Work that writes the page, or reads it, until `event` is done. What is written is certified
   // anew: the certificate of before is gone.

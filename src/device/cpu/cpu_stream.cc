@@ -38,6 +38,11 @@ void CpuStream::run(Item item) { push(std::move(item)); }
 void CpuStream::copy(CopyBatch batch) { push(std::move(batch)); }
 
 Event CpuStream::record() {
+  {
+    // Nothing is under way, so nothing has to be waited for: no event, and no worker woken for it.
+    const std::scoped_lock lock(mutex_);
+    if (tasks_.empty() && !is_working_ && !has_failed_) return {};
+  }
   EventSource source(Event(new EventState(name() + " stream")));
   Event event = source.event();
   push(std::move(source));
@@ -60,9 +65,11 @@ void CpuStream::work() {
     if (tasks_.empty()) return;
     Task task = std::move(tasks_.front());
     tasks_.pop_front();
+    is_working_ = true;
     lock.unlock();
     execute(task);
     lock.lock();
+    is_working_ = false;
   }
 }
 

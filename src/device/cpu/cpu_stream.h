@@ -42,7 +42,8 @@ class CpuStream final : public Stream {
   std::condition_variable not_empty_;
   std::deque<Task> tasks_;
   bool is_closing_ = false;
-  bool has_failed_ = false;  // an item since the last record(); the worker's
+  bool is_working_ = false;  // an item is under way
+  bool has_failed_ = false;  // an item since the last record(); the worker's while it works
   std::thread worker_;       // last, so that all it uses is there before it starts
 };
 
