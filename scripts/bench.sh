@@ -17,6 +17,19 @@ while read -r bench; do
     --benchmark_out_format=json --benchmark_out="$results/${bench##*/}.json"
 done < <(find build/bench -type f -executable -name 'slackwater_*_bench' | sort)
 
+# The control plane of the cache, on the workloads that other engines were measured on.
+rm -f "$results/cache_workloads.json"
+for block in 16 32; do
+  build/bench/bench/slackwater_cache_workloads --tokens-per-block "$block" |
+    tee -a "$results/cache_workloads.json"
+done
+for pages in 10000 1000000; do
+  for workload in grant evict; do
+    build/bench/bench/slackwater_cache_workloads --only "$workload" --pages "$pages" |
+      tee -a "$results/cache_workloads.json"
+  done
+done
+
 # One-token generation beside its ceiling: the demo model lives in the cache, a checkpoint of
 # 400 MB with random weights in memory.
 large=build/bench/models/400mb
