@@ -376,6 +376,22 @@ std::optional<Digest128> CacheCore::probe_first_new_block(const ReuseScope& scop
   return prefix;
 }
 
+std::vector<std::int64_t> CacheCore::snapshot_points(const MatchDepths& match,
+                                                     std::int64_t prompt_length) const {
+  const bool has_states = std::any_of(kinds_.begin(), kinds_.end(),
+                                      [](const auto& kind) { return !kind->has_block_pages(); });
+  if (!has_states) return {};
+  const std::int64_t last = prompt_length - 1;
+  std::vector<std::int64_t> points = {
+      match.content, last / config_.tokens_per_block * config_.tokens_per_block, last};
+  const std::int64_t interval = config_.snapshot_interval;
+  for (std::int64_t at = interval; interval > 0 && at < last; at += interval) points.push_back(at);
+  std::erase_if(points, [&](std::int64_t at) { return at <= match.reused || at > last; });
+  std::sort(points.begin(), points.end());
+  points.erase(std::unique(points.begin(), points.end()), points.end());
+  return points;
+}
+
 Result<PageTable> CacheCore::page_table(std::int32_t layer, std::string_view role) const {
   const BufferLocation* location = groups_.find(layer, role);
   if (location == nullptr) {

@@ -35,6 +35,8 @@ class CacheCore final : public RunOwners {
   Result<void> shutdown();
   Result<SequenceState*> create_sequence(const SequenceOptions& options);
   MatchDepths probe_reuse(const ReuseScope& scope, std::span<const TokenId> tokens) const;
+  std::vector<std::int64_t> snapshot_points(const MatchDepths& match,
+                                            std::int64_t prompt_length) const;
   std::optional<Digest128> probe_first_new_block(const ReuseScope& scope,
                                                  std::span<const TokenId> tokens) const;
   Result<PageTable> page_table(std::int32_t layer, std::string_view role) const;

@@ -43,6 +43,11 @@ std::optional<Digest128> KvCacheManager::probe_first_new_block(
   return core_->probe_first_new_block(scope, tokens);
 }
 
+std::vector<std::int64_t> KvCacheManager::snapshot_points(const Sequence& sequence,
+                                                          std::int64_t prompt_length) const {
+  return core_->snapshot_points(sequence.match(), prompt_length);
+}
+
 TokenDigests& KvCacheManager::token_digests() { return core_->digests(); }
 const LayerGroups& KvCacheManager::layer_groups() const { return core_->groups(); }
 std::int32_t KvCacheManager::tokens_per_block() const { return core_->config().tokens_per_block; }

@@ -123,6 +123,31 @@ TEST(KvCacheManager, ASnapshotServesItsOwnPositionOnly) {
   EXPECT_EQ(cache.engine.mismatches(), 0);
 }
 
+// The same prompt twice, and a second turn, find all but fewer than a block.
+TEST(KvCacheManager, SnapshotPointsServeTheSamePromptAndTheNextTurn) {
+  KvCacheConfig config = test_config({kFull, kState}, 32);
+  config.snapshot_interval = 40;
+  TestCache cache(std::move(config));
+  const auto run = [&](const Tokens& prompt, const Tokens& all) {
+    Sequence sequence = cache.create(prompt);
+    cache.resume(sequence);
+    EXPECT_TRUE(sequence.resize(std::ssize(all)).has_value());
+    const auto points = cache.manager->snapshot_points(sequence, std::ssize(prompt));
+    for (const std::int64_t point : points) {
+      EXPECT_TRUE(sequence.reserve_snapshot(point).has_value()) << point;
+    }
+    cache.compute(sequence, all);
+    return points;
+  };
+  EXPECT_THAT(run(numbers(0, 100), numbers(0, 130)), testing::ElementsAre(40, 80, 96, 99));
+  EXPECT_EQ(cache.manager->probe_reuse({}, numbers(0, 100)).reused, 99) << "the same prompt";
+  EXPECT_EQ(cache.manager->probe_reuse({}, numbers(0, 200)).reused, 130) << "the next turn";
+  Tokens fork = numbers(0, 70);
+  for (const TokenId token : numbers(9000, 60)) fork.push_back(token);
+  EXPECT_THAT(run(fork, fork), testing::ElementsAre(70, 80, 120, 128, 129)) << "70: the junction";
+  EXPECT_EQ(cache.engine.mismatches(), 0);
+}
+
 TEST(KvCacheManager, EndpointsAreKeptAsCopies) {
   KvCacheConfig config = test_config({kFull, SlidingWindow{6, 0}, kState}, 16);
   config.commit_policy = CommitPolicy::kEndpointsOnly;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "slackwater/base/error.h"
 #include "slackwater/base/page_table.h"
@@ -66,6 +67,13 @@ class KvCacheManager {
   // that block is not full. Two requests with the same one would compute the same.
   std::optional<Digest128> probe_first_new_block(const ReuseScope& scope,
                                                  std::span<const TokenId> tokens) const;
+
+  // Where snapshots of a prompt of `prompt_length` tokens are worth taking, past what was reused,
+  // ascending: at the junction with what is known, every snapshot_interval tokens, at the last
+  // block boundary before the end, and one token before the end. So the same prompt, and one that
+  // goes on from it, find all but the last tokens. Empty where no layer is recurrent.
+  std::vector<std::int64_t> snapshot_points(const Sequence& sequence,
+                                            std::int64_t prompt_length) const;
 
   // Digests that tokens stand for.
   TokenDigests& token_digests();
