@@ -284,8 +284,12 @@ NodeIndex BlockTree::split(NodeIndex index, std::int32_t at) {
   front.num_written = std::min(rest.num_written, at);
   front.is_broken = rest.is_broken && rest.num_written < at;
   rest.num_written -= front.num_written;
+  std::int32_t covered = front.num_written;
   for (PendingWrite& write : rest.writes) {
-    front.writes.push_back({std::min(write.end_block, at), write.written});
+    if (covered < at) {
+      covered = std::min(write.end_block, at);
+      front.writes.push_back({covered, write.written});
+    }
     write.end_block -= at;
   }
   std::erase_if(rest.writes, [](const PendingWrite& write) { return write.end_block <= 0; });

@@ -91,6 +91,24 @@ TEST(BlockTree, ASplitKeepsTheNumberOfTheEnd) {
   f.tree.check_invariants();
 }
 
+// A front waits only for what is written to it.
+TEST(BlockTree, ASplitSharesOutPendingWrites) {
+  device::EventSource first(device::Event(new device::EventState("first")));
+  device::EventSource second(device::Event(new device::EventState("second")));
+  const auto split_at = [&](std::int32_t at, std::int32_t num_written) {
+    Fixture f;
+    const NodeIndex node = f.add(f.tree.find_or_add_root({}), numbers(0, 24));
+    f.tree.node(node).num_written = num_written;
+    f.tree.node(node).writes = {{4, first.event()}, {6, second.event()}};
+    const NodeIndex front = f.tree.split(node, at);
+    return std::pair(f.tree.node(front).writes.size(), f.tree.node(node).writes.size());
+  };
+  EXPECT_EQ(split_at(2, 2), std::pair(std::size_t{0}, std::size_t{2}));
+  EXPECT_EQ(split_at(3, 2), std::pair(std::size_t{1}, std::size_t{2}));
+  EXPECT_EQ(split_at(4, 2), std::pair(std::size_t{1}, std::size_t{1}));
+  EXPECT_EQ(split_at(5, 2), std::pair(std::size_t{2}, std::size_t{1}));
+}
+
 TEST(BlockTree, SnapshotsGoWhereTheirPositionIs) {
   Fixture f;
   PageRun snapshots;

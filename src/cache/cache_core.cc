@@ -208,10 +208,7 @@ void CacheCore::lose_page(const RunKey& key, std::size_t index) {
     return;
   }
   if (!kind(key.group).needs_every_block()) return;
-  TreeNode& node = tree_->node(NodeIndex(key.index));
-  node.num_written = std::min(node.num_written, static_cast<std::int32_t>(index));
-  node.is_broken = true;
-  to_tidy_.push_back(NodeIndex(key.index));
+  break_node(NodeIndex(key.index), static_cast<std::int32_t>(index));
 }
 
 Certificate CacheCore::certificate(const RunKey& key, std::size_t index) {
@@ -253,14 +250,24 @@ void CacheCore::certify_page(NodeIndex node, std::size_t group, std::size_t inde
   run.certificates[index] = store_->certificate(run.pages[index]);
 }
 
-// Looks which writes and moves have ended since.
-void CacheCore::settle(NodeIndex index) {
+// The blocks at and past `num_left` have lost their bytes: nobody finds them any more, and they go
+// when nobody uses them.
+void CacheCore::break_node(NodeIndex index, std::int32_t num_left) {
   TreeNode& node = tree_->node(index);
+  node.num_written = std::min(node.num_written, num_left);
+  node.writes.clear();
+  node.is_broken = true;
+  to_tidy_.push_back(index);
+}
+
+// Looks which writes and moves have ended since. True when something was found lost.
+bool CacheCore::settle(NodeIndex index) {
+  TreeNode& node = tree_->node(index);
+  bool is_any_lost = false;
   while (!node.writes.empty() && node.writes.front().written.is_done()) {
     if (node.writes.front().written.status() == EventStatus::kFailed) {
-      node.is_broken = true;
-      node.writes.clear();
-      to_tidy_.push_back(index);
+      break_node(index, node.num_written);
+      is_any_lost = true;
       break;
     }
     node.num_written = node.writes.front().end_block;
@@ -275,10 +282,9 @@ void CacheCore::settle(NodeIndex index) {
       const EventStatus status = store_->ready(run.pages[i]).status();
       is_open |= status != EventStatus::kSucceeded;
       if (status != EventStatus::kFailed) continue;
+      is_any_lost = true;
       if (kind(g).needs_every_block()) {
-        node.is_broken = true;
-        node.num_written = std::min(node.num_written, static_cast<std::int32_t>(i));
-        to_tidy_.push_back(index);
+        break_node(index, static_cast<std::int32_t>(i));
       } else if (run.pins[i] == Pins() && run.is_by_position) {
         remove_snapshot(index, g, i);
       } else if (run.pins[i] == Pins()) {
@@ -287,6 +293,7 @@ void CacheCore::settle(NodeIndex index) {
     }
     run.may_be_lost = is_open;
   }
+  return is_any_lost;
 }
 
 // A node without users goes as far as it is broken, when a sibling begins as it does, or when
@@ -297,6 +304,12 @@ void CacheCore::tidy_node(NodeIndex index) {
   if (node.is_root()) {
     if (node.num_children == 0) tree_->note_unused_root(index);
     return;
+  }
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    const PageRun& run = node.runs[g];
+    for (std::size_t i = run.pages.size(); run.is_by_position && i-- > 0;) {
+      if (is_null(run.pages[i]) && run.pins[i] == Pins()) remove_snapshot(index, g, i);
+    }
   }
   if (node.users != Pins()) return;
   if (node.is_broken) {

@@ -103,7 +103,8 @@ class CacheCore final : public RunOwners {
   void erase_node(NodeIndex node);
   void tidy_node(NodeIndex node);
   void clean_up();
-  void settle(NodeIndex node);
+  bool settle(NodeIndex node);
+  void break_node(NodeIndex node, std::int32_t num_left);
 
   // Paths.
   NodeIndex path_node(NodeIndex leaf, std::int64_t block) const;
@@ -116,6 +117,7 @@ class CacheCore final : public RunOwners {
                     const device::Event& last_use);
   NodeIndex realize(const PrefixMatch& match, std::int64_t num_tokens);
   void forget_match(SequenceState& sequence);
+  std::vector<std::int32_t> pinned_on_disk(const SequenceState& sequence) const;
   bool has_partial_source(const SequenceState& sequence) const;
 
   // Resume.
@@ -133,6 +135,7 @@ class CacheCore final : public RunOwners {
   void pin_sources(SequenceState& sequence, Pins change);
   void leave_sources(SequenceState& sequence);
   Result<void> verify(SequenceState& sequence);
+  Result<void> verify_snapshots(SequenceState& sequence);
   void build_tables(SequenceState& sequence, std::vector<device::Event>& arriving);
 
   // Index tables.
@@ -178,6 +181,7 @@ class CacheCore final : public RunOwners {
   void publish_state(SequenceState& sequence);
   void publish_tail(SequenceState& sequence);
   void publish_snapshots(SequenceState& sequence);
+  void release_snapshots(SequenceState& sequence, const device::Event& last_use);
   NodeIndex node_of_position(const SequenceState& sequence, std::int64_t position) const;
   bool put_snapshot(NodeIndex node, std::size_t group, std::int64_t position, PageId page,
                     const device::Event& written);

@@ -366,6 +366,16 @@ class KvCacheManagerModel {
     step.arrived = model->arrived;
     step.done = engine_->step(s, tokens, from, step.mismatches);
     steps_.push_back(step);
+    // Cancelled in the middle of a step, or the step fails.
+    if (below(24) == 0) return drop(*model);
+    if (below(24) == 0) {
+      device::EventSource step_event = device_->make_event("a step that fails");
+      step_event.complete(EventStatus::kFailed);
+      const auto failed = s.commit(tokens.subspan(static_cast<std::size_t>(s.num_committed())),
+                                   {step_event.event(), false});
+      ASSERT_FALSE(failed.has_value());
+      return drop(*model);
+    }
     if (model->is_stopped || below(8) == 0) {
       if (policy_ == CommitPolicy::kEndpointsOnly && !model->is_stopped) {
         commit(*model, tokens, step.done);
@@ -454,7 +464,7 @@ class KvCacheManagerModel {
     const Sequence& s = model->sequence;
     const auto most = static_cast<std::uint64_t>(s.capacity() - s.num_committed());
     // What is computed already cannot be written any more.
-    if (most == 0 || s.history() != s.num_committed()) return;
+    if (most == 0 || s.history() != s.num_committed() || model->is_stopped) return;
     const std::int64_t position = s.num_committed() + 1 + static_cast<std::int64_t>(below(most));
     const auto reserved = model->sequence.reserve_snapshot(position);
     if (!reserved.has_value()) {

@@ -79,7 +79,7 @@ class PrefixMatcher::Offer final : public GroupOffer {
 };
 
 bool PrefixMatcher::is_usable_snapshot(const PageRun& run, std::size_t index) const {
-  return run.written[index].status() == EventStatus::kSucceeded &&
+  return !is_null(run.pages[index]) && run.written[index].status() == EventStatus::kSucceeded &&
          store_.ready(run.pages[index]).status() != EventStatus::kFailed;
 }
 

@@ -266,13 +266,16 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
       while (!source.pages.empty()) {
         const std::int64_t position = source.positions.back();
         const Event written = source.written.back();
+        const bool is_lost = is_null(source.pages.back());
         const PageId page =
-            residency_->take_page(node_key(shorter, g), source, source.pages.size() - 1);
+            is_lost ? PageId()
+                    : residency_->take_page(node_key(shorter, g), source, source.pages.size() - 1);
         source.pages.pop_back();
         source.pins.pop_back();
         source.positions.pop_back();
         source.certificates.pop_back();
         source.written.pop_back();
+        if (is_lost) continue;
         if (store_->tier(page) == Tier::kDisk ||
             !put_snapshot(longer, g, position, page, written)) {
           store_->release(page);
@@ -282,7 +285,8 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
     }
     const LayerGroupId group(static_cast<std::int32_t>(g));
     const std::int32_t covered = tree_->coverage(from, group, 0);
-    if (covered == 0 || target.pages.empty() || !is_null(target.pages[0])) continue;
+    // What somebody holds there and has lost is not replaced by less.
+    if (covered == 0 || !is_null(target.pages[0]) || target.pins_of(0) != Pins()) continue;
     target.pages[0] = residency_->take_page(node_key(shorter, g), source, 0);
     tree_->set_coverage(to, group, 0, covered);
     target.certificates.resize(target.pages.size());
@@ -296,7 +300,11 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
 void CacheCore::publish_state(SequenceState& sequence) {
   const std::int64_t end = sequence.num_committed;
   const NodeIndex node = node_of_position(sequence, end);
-  if (sequence.history != end || node == kNoNode) return;
+  // A step for which there is room may be under way, and the state is written in place.
+  const bool is_of_end =
+      sequence.history == end && (sequence.capacity == end || sequence.is_finished);
+  if (!is_of_end || sequence.is_state_unknown || node == kNoNode) return;
+  const Event last_use = record(sequence);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     SequenceGroup& own = sequence.groups[g];
     if (kind(g).has_block_pages() || own.run.pages.empty() || is_null(own.run.pages[0])) continue;
@@ -304,7 +312,9 @@ void CacheCore::publish_state(SequenceState& sequence) {
     if (std::binary_search(run.positions.begin(), run.positions.end(), end)) continue;
     const PageId page = residency_->take_page(sequence_key(sequence, g), own.run, 0);
     own.run.pages.clear();
+    store_->note_read(page, last_use);
     put_snapshot(node, g, end, page, sequence.written);
+    if (sequence.status == SequenceStatus::kActive) set_slot(own, 0, kNoSlot);
   }
 }
 
@@ -412,8 +422,7 @@ void CacheCore::copy_endpoint(SequenceState& sequence) {
     // Half a copy is none.
     for (std::size_t g = 0; g < num_groups(); ++g) {
       if (!kind(g).needs_every_block() || !is_null(node_run(node, g).pages.back())) continue;
-      tree_->node(node).is_broken = true;
-      tree_->node(node).num_written = 0;
+      break_node(node, 0);
     }
   }
   pin_node(node, {0, -1});

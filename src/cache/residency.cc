@@ -338,16 +338,21 @@ void Residency::drop_victims(Tier tier) {
     // Dropping one page takes those with it that are of no use any more.
     victim.is_done = !store_.is_alive(victim.page);
     if (victim.is_done) continue;
+    note_last_use(victim.key, *owners_.find_run(victim.key), victim.page);
     const bool is_lost = store_.ready(victim.page).status() == device::EventStatus::kFailed;
     if (victim.to.has_value() && !is_lost) continue;
     victim.is_done = true;
-    const std::size_t index = find_page(*owners_.find_run(victim.key), victim);
-    if (victim.is_held) {
-      owners_.lose_page(victim.key, index);
-    } else {
-      ++num_dropped_;
-      owners_.drop_page(victim.key, index);
-    }
+    give_up(victim);
+  }
+}
+
+void Residency::give_up(const Victim& victim) {
+  const std::size_t index = find_page(*owners_.find_run(victim.key), victim);
+  if (victim.is_held) {
+    owners_.lose_page(victim.key, index);
+  } else {
+    ++num_dropped_;
+    owners_.drop_page(victim.key, index);
   }
 }
 
@@ -364,21 +369,30 @@ void Residency::note_last_use(const RunKey& key, const PageRun& run, PageId page
 }
 
 // Moves the victims of a list; over the swap slots of a pool group of the host, if one is named.
-Result<void> Residency::migrate(std::span<const Victim> victims, Tier from, Tier to,
+// Those that turn out to be lost give up their slots instead.
+Result<void> Residency::migrate(std::vector<Victim> victims, Tier from, Tier to,
                                 std::size_t swap_pool) {
-  moving_.clear();
-  for (const Victim& victim : victims) {
-    const PageRun& run = *owners_.find_run(victim.key);
-    note_last_use(victim.key, run, victim.page);
-    if (to == Tier::kDisk && store_.certificate(victim.page) == Digest128()) {
-      store_.certify(victim.page, owners_.certificate(victim.key, find_page(run, victim)));
+  while (!victims.empty()) {
+    moving_.clear();
+    for (const Victim& victim : victims) {
+      const PageRun& run = *owners_.find_run(victim.key);
+      note_last_use(victim.key, run, victim.page);
+      if (to == Tier::kDisk && store_.certificate(victim.page) == Digest128()) {
+        store_.certify(victim.page, owners_.certificate(victim.key, find_page(run, victim)));
+      }
+      moving_.push_back(victim.page);
     }
-    moving_.push_back(victim.page);
+    const Result<void> migrated = swap_pool == kNoSwap
+                                      ? store_.migrate(moving_, to)
+                                      : store_.migrate(moving_, swap_slots_[swap_pool]);
+    if (migrated.has_value()) break;
+    if (migrated.error().code() != ErrorCode::kDataLoss) return migrated;
+    for (const Victim& victim : victims) {
+      if (!store_.is_alive(victim.page)) continue;
+      if (store_.ready(victim.page).status() == device::EventStatus::kFailed) give_up(victim);
+    }
+    std::erase_if(victims, [&](const Victim& victim) { return !store_.is_alive(victim.page); });
   }
-  if (moving_.empty()) return {};
-  SLACKWATER_RETURN_IF_ERROR(swap_pool == kNoSwap
-                                 ? store_.migrate(moving_, to)
-                                 : store_.migrate(moving_, swap_slots_[swap_pool]));
   for (const Victim& victim : victims) {
     moved(victim.key, *owners_.find_run(victim.key), victim.page, from, to);
   }
@@ -392,7 +406,7 @@ Result<void> Residency::move_victims(Tier from, Tier to) {
     victim.is_done = true;
     moving.push_back(victim);
   }
-  return migrate(moving, from, to, kNoSwap);
+  return migrate(std::move(moving), from, to, kNoSwap);
 }
 
 // As many of the victims as there is room for now.
@@ -411,7 +425,8 @@ Result<std::int32_t> Residency::move_some_victims(Tier from, Tier to, bool uses_
       --room;
     }
     count += static_cast<std::int32_t>(moving.size());
-    SLACKWATER_RETURN_IF_ERROR(migrate(moving, from, to, uses_swap_slots ? pool : kNoSwap));
+    SLACKWATER_RETURN_IF_ERROR(
+        migrate(std::move(moving), from, to, uses_swap_slots ? pool : kNoSwap));
   }
   return count;
 }
@@ -432,7 +447,7 @@ Result<std::int32_t> Residency::bring_some(std::vector<PageRef>& pages) {
   moving_.clear();
   std::vector<Tier> from;
   for (const PageRef& ref : now) {
-    moving_.push_back(owners_.find_run(ref.key)->pages[ref.index]);
+    moving_.push_back(ref.page);
     from.push_back(store_.tier(moving_.back()));
   }
   SLACKWATER_RETURN_IF_ERROR(store_.migrate(moving_, Tier::kDevice));
@@ -501,14 +516,19 @@ Result<void> Residency::make_room(std::span<const std::int32_t> needed) {
 
 Result<void> Residency::recall(std::span<const PageRef> pages,
                                std::span<const std::int32_t> needed) {
-  SLACKWATER_RETURN_IF_ERROR(check_guarantee(needed));
+  // What comes from the disk is not counted as in use yet.
+  std::vector<std::int32_t> more(needed.begin(), needed.end());
+  for (const PageRef& ref : pages) {
+    if (store_.tier(ref.page) == Tier::kDisk) ++more[ref.key.group];
+  }
+  SLACKWATER_RETURN_IF_ERROR(check_guarantee(more));
   const std::span<std::int32_t> slots = device_slots(needed);
   std::vector<std::int32_t> leaving_host(queues_[index_of(Tier::kHost)].size());
   std::vector<std::int32_t> leaving_disk(queues_[index_of(Tier::kDisk)].size());
   for (const PageRef& ref : pages) {
     const LayerGroupId group(ref.key.group);
     ++slots[pool_of(Tier::kDevice, group)];
-    const Tier tier = store_.tier(owners_.find_run(ref.key)->pages[ref.index]);
+    const Tier tier = store_.tier(ref.page);
     ++(tier == Tier::kHost ? leaving_host : leaving_disk)[pool_of(tier, group)];
   }
   std::vector<PageRef> coming(pages.begin(), pages.end());

@@ -99,7 +99,7 @@ class Residency {
   // device, a few at a time, by way of slots on the host that are kept free for that.
   struct PageRef {
     RunKey key;
-    std::size_t index = 0;
+    PageId page;
   };
   Result<void> recall(std::span<const PageRef> pages, std::span<const std::int32_t> needed);
 
@@ -157,7 +157,8 @@ class Residency {
   Result<std::int32_t> move_some_victims(Tier from, Tier to, bool uses_swap_slots);
   Result<std::int32_t> bring_some(std::vector<PageRef>& pages);
   Result<void> change_places(std::vector<PageRef> pages);
-  Result<void> migrate(std::span<const Victim> victims, Tier from, Tier to, std::size_t swap_pool);
+  void give_up(const Victim& victim);
+  Result<void> migrate(std::vector<Victim> victims, Tier from, Tier to, std::size_t swap_pool);
   void note_last_use(const RunKey& key, const PageRun& run, PageId page);
   void moved(const RunKey& key, PageRun& run, PageId page, Tier from, Tier to);
   std::size_t find_page(const PageRun& run, const Victim& victim) const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "cache/cache_core.h"
 #include "slackwater/base/check.h"
@@ -57,12 +58,13 @@ void CacheCore::note_written(SequenceState& sequence, std::int64_t from, const E
   if (written.is_null()) return;
   for (std::size_t g = 0; g < num_groups(); ++g) {
     SequenceGroup& own = sequence.groups[g];
-    std::size_t i = 0;
+    std::int64_t begin = 0;
+    auto end = static_cast<std::int64_t>(own.run.pages.size());
     if (kind(g).has_block_pages()) {
-      const std::int64_t first = from / config_.tokens_per_block - own.first_block;
-      i = static_cast<std::size_t>(std::max<std::int64_t>(0, first));
+      begin = std::max<std::int64_t>(0, from / config_.tokens_per_block - own.first_block);
+      end = std::min(end, num_blocks(sequence.num_committed) - own.first_block);
     }
-    for (; i < own.run.pages.size(); ++i) {
+    for (auto i = static_cast<std::size_t>(begin); std::cmp_less(i, end); ++i) {
       if (!is_null(own.run.pages[i])) store_->note_write(own.run.pages[i], written);
     }
     own.run.may_be_lost = true;
@@ -75,6 +77,7 @@ Result<void> CacheCore::commit(SequenceState& sequence, std::span<const TokenId>
   const std::int64_t committed = from + std::ssize(tokens);
   SLACKWATER_RETURN_IF_ERROR(check_commit(sequence, committed));
   if (options.written.status() == EventStatus::kFailed) {
+    sequence.is_state_unknown = true;
     return make_error(ErrorCode::kDataLoss, "the step that wrote tokens {} to {} has failed", from,
                       committed);
   }
@@ -95,9 +98,9 @@ Result<void> CacheCore::commit(SequenceState& sequence, std::span<const TokenId>
   sequence.written = device::merge(all);
   publish(sequence);
   if (options.is_end) {
+    sequence.is_finished = true;
     publish_tail(sequence);
     sequence.is_committing = false;
-    sequence.is_finished = true;
   } else if (config_.commit_policy == CommitPolicy::kEndpointsOnly && !tokens.empty()) {
     copy_endpoint(sequence);
   }
@@ -115,6 +118,7 @@ Result<void> CacheCore::stop_committing(SequenceState& sequence) {
   if (!sequence.is_committing) return {};
   if (sequence.status == SequenceStatus::kActive) publish(sequence);
   sequence.is_committing = false;
+  release_snapshots(sequence, record(sequence));
   Event last_use;
   for (std::size_t g = 0; g < num_groups(); ++g) {
     if (!kind(g).has_block_pages()) continue;
@@ -128,6 +132,10 @@ Result<void> CacheCore::reserve_snapshot(SequenceState& sequence, std::int64_t p
   if (sequence.status != SequenceStatus::kActive) {
     return make_error(ErrorCode::kFailedPrecondition, "a snapshot of a sequence that is {}",
                       to_string(sequence.status));
+  }
+  if (!sequence.is_committing) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "a snapshot at {} of a sequence that commits nothing more", position);
   }
   if (position <= sequence.num_committed || position > sequence.capacity) {
     return make_error(ErrorCode::kInvalidArgument,
@@ -171,6 +179,18 @@ std::optional<SlotId> CacheCore::snapshot_slot(const SequenceState& sequence, La
     return store_->slot(snapshot.pages[index_of(group)]);
   }
   return std::nullopt;
+}
+
+// Nobody will see those that are not in the tree.
+void CacheCore::release_snapshots(SequenceState& sequence, const Event& last_use) {
+  for (const ReservedSnapshot& snapshot : sequence.snapshots) {
+    for (const PageId page : snapshot.pages) {
+      if (is_null(page)) continue;
+      store_->note_read(page, last_use);
+      store_->release(page);
+    }
+  }
+  sequence.snapshots.clear();
 }
 
 void CacheCore::cancel_snapshot(SequenceState& sequence, std::int64_t position) {

@@ -96,6 +96,23 @@ NodeIndex CacheCore::realize(const PrefixMatch& match, std::int64_t num_tokens) 
   return leaf;
 }
 
+// Pages of the path that are pinned and on disk, by layer group.
+std::vector<std::int32_t> CacheCore::pinned_on_disk(const SequenceState& sequence) const {
+  std::vector<std::int32_t> count(num_groups());
+  for (NodeIndex index = sequence.leaf; !tree_->node(index).is_root();
+       index = tree_->node(index).parent) {
+    for (std::size_t g = 0; g < num_groups(); ++g) {
+      const PageRun& run = tree_->node(index).runs[g];
+      if (run.num_on[index_of(Tier::kDisk)] == 0) continue;
+      for (std::size_t i = 0; i < run.pages.size(); ++i) {
+        if (is_null(run.pages[i]) || run.pins_of(i) == Pins()) continue;
+        if (store_->tier(run.pages[i]) == Tier::kDisk) ++count[g];
+      }
+    }
+  }
+  return count;
+}
+
 // Gives back what was matched: the host could not take it beside what is in use.
 void CacheCore::forget_match(SequenceState& sequence) {
   for (std::size_t g = 0; g < num_groups(); ++g) {
@@ -119,8 +136,10 @@ void CacheCore::forget_match(SequenceState& sequence) {
 
 Result<SequenceState*> CacheCore::create_sequence(const SequenceOptions& options) {
   const WriteLock lock(mutex_);
-  const PrefixMatch match = matcher_->find(options.scope, options.tokens);
-  for (const MatchStep& step : match.steps) settle(step.node);
+  PrefixMatch match = matcher_->find(options.scope, options.tokens);
+  bool is_any_lost = false;
+  for (const MatchStep& step : match.steps) is_any_lost |= settle(step.node);
+  if (is_any_lost) match = matcher_->find(options.scope, options.tokens);
   std::uint32_t index = static_cast<std::uint32_t>(sequences_.size());
   if (free_sequences_.empty()) {
     sequences_.emplace_back();
@@ -159,7 +178,7 @@ Result<SequenceState*> CacheCore::create_sequence(const SequenceOptions& options
     }
   }
   ++num_open_;
-  if (reused > 0 && !residency_->fits_host({})) forget_match(sequence);
+  if (reused > 0 && !residency_->fits_host(pinned_on_disk(sequence))) forget_match(sequence);
   clean_up();
   return &sequence;
 }
@@ -195,14 +214,7 @@ void CacheCore::close(SequenceState& sequence) {
     residency_->forget_run(group.run);
     if (!group.table.empty()) std::fill(group.table.begin(), group.table.end(), kNoSlot);
   }
-  while (!sequence.snapshots.empty()) {
-    for (const PageId page : sequence.snapshots.back().pages) {
-      if (is_null(page)) continue;
-      store_->note_read(page, last_use);
-      store_->release(page);
-    }
-    sequence.snapshots.pop_back();
-  }
+  release_snapshots(sequence, last_use);
   pin_path(sequence.leaf, change, last_use);
   digests_.release(sequence.unpublished);
   const std::uint32_t index = sequence.index;

@@ -11,11 +11,23 @@ namespace slackwater::cache {
 using device::Event;
 using device::EventStatus;
 
+namespace {
+
+// Far beyond any pool, and far from the ends of 32 bits.
+constexpr std::int64_t kMaxBlocks = std::int64_t{1} << 28;
+
+}  // namespace
+
 Result<void> CacheCore::check_lengths(const SequenceState& sequence, std::int64_t capacity,
                                       std::int64_t history) const {
   if (sequence.status != SequenceStatus::kActive) {
     return make_error(ErrorCode::kFailedPrecondition, "resize of a sequence that is {}; resume it",
                       to_string(sequence.status));
+  }
+  if (capacity / config_.tokens_per_block >= kMaxBlocks) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "a capacity of {} tokens; a sequence has fewer than {} blocks of {}",
+                      capacity, kMaxBlocks, config_.tokens_per_block);
   }
   if (history < sequence.history) {
     return make_error(ErrorCode::kInvalidArgument,
@@ -155,6 +167,10 @@ Result<void> CacheCore::make_room_beside(SequenceState& sequence,
   pin_stale({-1, 0});
   const Result<void> again = residency_->make_room(needed);
   pin_stale({1, 0});
+  // What was about to be let go may have left before something else failed.
+  if (!again.has_value() && again.error().code() != ErrorCode::kResourceExhausted) {
+    sequence.is_damaged = true;
+  }
   return again;
 }
 

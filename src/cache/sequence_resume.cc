@@ -50,7 +50,8 @@ bool CacheCore::has_lost_pages(SequenceState& sequence) {
   for (std::size_t g = 0; g < num_groups(); ++g) {
     const SequenceGroup& group = sequence.groups[g];
     if (!kind(g).has_block_pages()) {
-      if (sequence.was_resumed && is_lost(group.run, 0)) return true;
+      // At the end the state may have become a snapshot.
+      if (sequence.was_resumed && !sequence.is_finished && is_lost(group.run, 0)) return true;
       if (sequence.was_resumed || sequence.num_committed == 0) continue;
       const NodeIndex node =
           path_node(sequence.leaf, (sequence.num_committed - 1) / config_.tokens_per_block);
@@ -103,7 +104,7 @@ void CacheCore::gather_run(const RunKey& key, const PageRun& run,
   if (run.num_on[index_of(Tier::kDevice)] == run.num_pages()) return;
   for (std::size_t i = 0; i < run.pages.size(); ++i) {
     if (is_null(run.pages[i]) || store_->tier(run.pages[i]) == Tier::kDevice) continue;
-    if (run.pins_of(i).locks > 0) cold.push_back({key, i});
+    if (run.pins_of(i).locks > 0) cold.push_back({key, run.pages[i]});
   }
 }
 
@@ -135,7 +136,7 @@ void CacheCore::gather_cold(SequenceState& sequence, std::vector<Residency::Page
     }
     if (i < run.pages.size() && !is_null(run.pages[i]) &&
         store_->tier(run.pages[i]) == Tier::kDisk) {
-      cold.push_back({node_key(node, g), i});
+      cold.push_back({node_key(node, g), run.pages[i]});
     }
   }
 }
@@ -235,9 +236,7 @@ Result<void> CacheCore::verify_page(const RunKey& key, const PageRun& run, std::
   if (is_node && run.certificates[index] == store_->certificate(page)) return {};
   const Result<void> checked = store_->verify(page, certificate(key, index));
   if (!checked.has_value() && is_node && kind(key.group).needs_every_block()) {
-    TreeNode& node = tree_->node(NodeIndex(key.index));
-    node.num_written = std::min(node.num_written, static_cast<std::int32_t>(index));
-    node.is_broken = true;
+    break_node(NodeIndex(key.index), static_cast<std::int32_t>(index));
   }
   return checked;
 }
@@ -264,6 +263,20 @@ Result<void> CacheCore::verify(SequenceState& sequence) {
       // It will be written to.
       store_->note_write(run.pages[i], {});
     }
+  }
+  return {};
+}
+
+// The states that a sequence begins with.
+Result<void> CacheCore::verify_snapshots(SequenceState& sequence) {
+  const std::int64_t end = sequence.num_committed;
+  for (std::size_t g = 0; g < num_groups() && end > 0; ++g) {
+    if (kind(g).has_block_pages()) continue;
+    const NodeIndex node = path_node(sequence.leaf, (end - 1) / config_.tokens_per_block);
+    const PageRun& run = node_run(node, g);
+    const auto at = std::lower_bound(run.positions.begin(), run.positions.end(), end);
+    SLACKWATER_RETURN_IF_ERROR(
+        verify_page(node_key(node, g), run, static_cast<std::size_t>(at - run.positions.begin())));
   }
   return {};
 }
@@ -325,6 +338,7 @@ Result<void> CacheCore::bring_back(SequenceState& sequence) {
   SLACKWATER_RETURN_IF_ERROR(residency_->recall(cold, first_resume_needs(sequence)));
   SLACKWATER_RETURN_IF_ERROR(verify(sequence));
   if (sequence.was_resumed) return {};
+  SLACKWATER_RETURN_IF_ERROR(verify_snapshots(sequence));
   const Result<void> copied = copy_sources(sequence);
   if (copied.has_value()) return {};
   for (std::size_t g = 0; g < num_groups(); ++g) {
@@ -383,15 +397,8 @@ Result<void> CacheCore::suspend(SequenceState& sequence) {
   }
   const Event last_use = record(sequence);
   if (sequence.arrived.status() == EventStatus::kFailed) sequence.is_damaged = true;
-  while (!sequence.snapshots.empty()) {
-    for (const PageId page : sequence.snapshots.back().pages) {
-      if (is_null(page)) continue;
-      store_->note_read(page, last_use);
-      store_->release(page);
-    }
-    sequence.snapshots.pop_back();
-    ++counters_.snapshots_skipped;
-  }
+  counters_.snapshots_skipped += std::ssize(sequence.snapshots);
+  release_snapshots(sequence, last_use);
   pin_all(sequence, {-1, 1}, last_use);
   sequence.last_use = last_use;
   for (SequenceGroup& group : sequence.groups) {

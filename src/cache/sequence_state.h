@@ -52,7 +52,8 @@ struct SequenceState {
   bool is_committing = true;
   bool is_finished = false;  // committed with is_end
   bool was_resumed = false;
-  bool is_damaged = false;  // a page of its own was lost
+  bool is_damaged = false;        // a page of its own was lost
+  bool is_state_unknown = false;  // a step has failed, and may have left its state anywhere
 
   std::vector<SequenceGroup> groups;
   std::vector<ReservedSnapshot> snapshots;

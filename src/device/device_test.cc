@@ -68,7 +68,9 @@ TEST_P(DeviceThreads, ARecordedEventIsDoneOnceTheEarlierWorkIs) {
   stream->run([] { return true; });
   EXPECT_EQ(first.wait(), EventStatus::kSucceeded);
   EXPECT_EQ(value, 1);
-  EXPECT_EQ(first.waker(), "work stream");
+  if (!first.is_null()) {
+    EXPECT_EQ(first.waker(), "work stream");
+  }
 }
 
 // A chain over three streams: each adds one to what the one before left.

@@ -396,6 +396,54 @@ TEST(C16Abort, EverythingComesBackWhereverItStops) {
   }
 }
 
+// A state is written in place: when its request is cancelled in the middle of a step, or the step
+// fails, it is nobody's state any more, and its slot waits for the step.
+TEST(C16Abort, AStateInTheMiddleOfAStepIsNobodys) {
+  for (const bool fails : {false, true}) {
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      TestCache cache(test_config({kFull, kState}, 16), sim(seed));
+      Sequence a = cache.create(numbers(0, 20));
+      cache.resume(a);
+      cache.compute(a, numbers(0, 20));
+      ASSERT_TRUE(a.resize(25).has_value());
+      cache.engine.step(a, numbers(0, 25), 20);
+      if (fails) {
+        device::EventSource step = cache.device->make_event("the step");
+        step.complete(EventStatus::kFailed);
+        EXPECT_EQ(a.commit(numbers(20, 5), {step.event(), false}).error().code(),
+                  ErrorCode::kDataLoss);
+      }
+      a.close();
+      Sequence b = cache.create({});
+      cache.resume(b);
+      ASSERT_TRUE(b.resize(8).has_value());
+      cache.engine.step(b, numbers(7000, 8), 0);
+      ASSERT_TRUE(b.resize(std::nullopt, 8).has_value());
+      cache.engine.step(b, numbers(7000, 8), 8);
+      EXPECT_EQ(cache.reusable(numbers(0, 20)), 0);
+      EXPECT_EQ(cache.engine.stream().synchronize(), EventStatus::kSucceeded);
+      EXPECT_EQ(cache.engine.mismatches(), 0);
+      cache.manager->audit();
+    }
+  }
+}
+
+// After the end a sequence may still be suspended, and come back.
+TEST(C16Abort, AnEndIsNoLoss) {
+  for (const std::int64_t length : {20, 32}) {
+    TestCache cache(test_config({kFull, kState}, 16));
+    Sequence a = cache.create(numbers(0, length));
+    cache.resume(a);
+    ASSERT_TRUE(a.resize(length + 7).has_value());
+    cache.compute(a, numbers(0, length), true);
+    ASSERT_TRUE(a.suspend().has_value());
+    cache.resume(a);
+    cache.manager->audit();
+    a.close();
+    EXPECT_EQ(cache.reusable(numbers(0, length)), length);
+  }
+}
+
 // KB-C16-07 (SGLang 38319, 38355): the first chunks are in the tree when the request is cancelled.
 TEST(C16Abort, WhatAnAbortedPromptHasPublishedIsRightOrGone) {
   for (int chunks = 1; chunks <= 3; ++chunks) {

@@ -94,7 +94,8 @@ class KvCacheManager {
 
   // Blocks until everything queued by the cache has ended.
   void synchronize();
-  // Aborts with the invariant's number where one does not hold. O(everything).
+  // Aborts with the invariant's number where one does not hold. O(everything). While no sequence is
+  // used by another thread.
   void audit() const;
 
  private:

@@ -75,7 +75,9 @@ class Sequence {
   Result<device::Event> resume(device::Stream& stream);
   // Lets the device go, after what is queued on the stream.
   Result<void> suspend();
-  // Commits what is left over, and gives everything back. In any state; again: nothing.
+  // Commits what is left over, and gives everything back. In any state; again: nothing. The state
+  // of the end becomes a snapshot where there is no room for a step beyond it: capacity() is
+  // num_committed() then.
   void close();
 
   // New pages for `capacity` tokens, of which `history` are computed; both only what is given.
@@ -91,7 +93,8 @@ class Sequence {
   Result<void> stop_committing();
 
   // A page per recurrent group for the state at exactly `position`, past num_committed(): written
-  // by a step, published by the commit that covers the position, once that step has succeeded.
+  // by a step, published by the commit that covers the position, once that step has succeeded and
+  // the block is in the tree; a suspend before that gives it up, counted.
   // kResourceExhausted where there is no room; a snapshot never makes a sequence wait.
   Result<void> reserve_snapshot(std::int64_t position);
   // Its slot; nothing where none is reserved.
