@@ -1,6 +1,7 @@
 #include "cache/residency.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "slackwater/base/check.h"
@@ -288,8 +289,12 @@ Result<void> Residency::plan_tier(Tier tier, std::vector<Victim*>& arriving,
     if (num_arriving > room[pool]) room[pool] += pick(tier, pool, num_arriving - room[pool]);
   }
   // Held ones first, then by priority; of equals those that came from a warmer tier first.
-  std::stable_sort(arriving.begin(), arriving.end(), [](const Victim* a, const Victim* b) {
-    return std::pair(a->is_held, a->priority) > std::pair(b->is_held, b->priority);
+  for (std::size_t i = 0; i < arriving.size(); ++i) {
+    arriving[i]->arrival = static_cast<std::uint32_t>(i);
+  }
+  std::sort(arriving.begin(), arriving.end(), [](const Victim* a, const Victim* b) {
+    return std::tuple(b->is_held, b->priority, a->arrival) <
+           std::tuple(a->is_held, a->priority, b->arrival);
   });
   std::vector<Victim*> going_on;
   for (Victim* victim : arriving) {

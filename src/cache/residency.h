@@ -130,6 +130,7 @@ class Residency {
     bool is_held = false;
     std::optional<Tier> to;  // nothing: dropped
     bool is_done = false;
+    std::uint32_t arrival = 0;  // at the tier that is planned
   };
 
   // Slots on the host over which pages change places, per pool group.
