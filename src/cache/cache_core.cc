@@ -114,8 +114,7 @@ PageRun* CacheCore::find_run(const RunKey& key) {
 NodeIndex CacheCore::split(NodeIndex node, std::int32_t at) {
   const NodeIndex front = tree_->split(node, at);
   for (std::size_t g = 0; g < num_groups(); ++g) {
-    residency_->run_was_split(node_key(front, g), node_run(front, g), node_key(node, g),
-                              node_run(node, g));
+    residency_->run_was_split(node_key(front, g), node_run(front, g), node_run(node, g));
   }
   return front;
 }

@@ -20,11 +20,12 @@
 
 namespace slackwater::cache {
 
-// What a KvCacheManager and its sequences do. Every public call takes the lock; calls that begin
-// with an underscore-free private name are made under it.
+// What a KvCacheManager and its sequences do. Public calls take the lock, but for the first of
+// resize(), which looks whether anything changes that others see; private ones are made under it.
 //
 // Files: cache_core.cc (making, queries, what the tree loses), sequence_open.cc (create, close,
-// pins of the path), sequence_resume.cc, sequence_resize.cc, sequence_commit.cc, publish.cc.
+// pins of the path), sequence_resume.cc, sequence_resize.cc, sequence_commit.cc, publish.cc (how
+// blocks become nodes), audit.cc.
 class CacheCore final : public RunOwners {
  public:
   static Result<std::unique_ptr<CacheCore>> create(device::Device& device, KvCacheConfig config);

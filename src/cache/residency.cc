@@ -176,8 +176,7 @@ void Residency::pin_whole(const RunKey& key, PageRun& run, Pins change) {
   }
 }
 
-void Residency::run_was_split(const RunKey& front_key, PageRun& front, const RunKey& rest_key,
-                              PageRun& rest) {
+void Residency::run_was_split(const RunKey& front_key, PageRun& front, PageRun& rest) {
   for (std::size_t i = 0; i < front.pages.size(); ++i) {
     if (is_null(front.pages[i])) continue;
     const Tier tier = store_.tier(front.pages[i]);
@@ -198,7 +197,6 @@ void Residency::run_was_split(const RunKey& front_key, PageRun& front, const Run
     queue.remove(rest.places[t]);
     rest.places[t] = {};
   }
-  static_cast<void>(rest_key);
 }
 
 void Residency::forget_run(PageRun& run) {

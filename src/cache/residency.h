@@ -87,8 +87,7 @@ class Residency {
   void pin_page(const RunKey& key, PageRun& run, std::size_t index, Pins change);
   void pin_whole(const RunKey& key, PageRun& run, Pins change);
   // After a split: the front has taken pages of the rest, and leaves after it.
-  void run_was_split(const RunKey& front_key, PageRun& front, const RunKey& rest_key,
-                     PageRun& rest);
+  void run_was_split(const RunKey& front_key, PageRun& front, PageRun& rest);
   // Takes an emptied run out of the books.
   void forget_run(PageRun& run);
 
