@@ -16,11 +16,12 @@ std::int32_t common_front(std::span<const TokenId> a, std::span<const TokenId> b
   return static_cast<std::int32_t>(std::mismatch(a.begin(), end, b.begin()).first - a.begin());
 }
 
-template <class T>
-std::vector<T> cut_front(std::vector<T>& list, std::size_t count) {
+template <class List>
+List cut_front(List& list, std::size_t count) {
   count = std::min(count, list.size());
   const auto end = list.begin() + static_cast<std::ptrdiff_t>(count);
-  std::vector<T> front(std::make_move_iterator(list.begin()), std::make_move_iterator(end));
+  List front(std::make_move_iterator(list.begin()), std::make_move_iterator(end),
+             list.get_allocator());
   list.erase(list.begin(), end);
   return front;
 }
@@ -55,7 +56,7 @@ BlockTree::BlockTree(std::int32_t tokens_per_block, std::span<const PageRun> run
     : tokens_per_block_(tokens_per_block),
       run_templates_(run_templates.begin(), run_templates.end()),
       digests_(digests),
-      ordered_(ChildOrder{this}) {}
+      ordered_(ChildOrder{this}, &memory_) {}
 
 std::span<const TokenId> BlockTree::first_block(const TreeNode& node) const {
   return std::span(node.tokens)
@@ -77,19 +78,25 @@ const Digest128& BlockTree::end_prefix(const TreeNode& node) const { return node
 NodeIndex BlockTree::new_node() {
   NodeIndex index(static_cast<std::uint32_t>(nodes_.size()));
   if (free_.empty()) {
-    nodes_.emplace_back();
+    nodes_.emplace_back(&memory_);
   } else {
     index = free_.back();
     free_.pop_back();
   }
   TreeNode& made = node(index);
   made.is_used = true;
-  made.runs = run_templates_;
+  made.runs.reserve(run_templates_.size());
+  for (const PageRun& other : run_templates_) {
+    PageRun& run = made.runs.emplace_back(&memory_);
+    run.group = other.group;
+    run.is_by_position = other.is_by_position;
+    run.is_pinned_by_page = other.is_pinned_by_page;
+  }
   return index;
 }
 
 void BlockTree::free_node(NodeIndex index) {
-  node(index) = TreeNode();
+  node(index) = TreeNode(&memory_);
   free_.push_back(index);
 }
 

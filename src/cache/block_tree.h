@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory_resource>
 #include <optional>
 #include <set>
 #include <span>
@@ -36,25 +37,28 @@ struct PendingWrite {
 
 // Consecutive blocks with one continuation: tokens, digests and pages lie one after another.
 struct TreeNode {
+  explicit TreeNode(std::pmr::memory_resource* memory)
+      : tokens(memory), prefixes(memory), runs(memory), short_pages(memory), writes(memory) {}
+
   NodeIndex parent = kNoNode;  // of a root none
   std::int32_t first_block = 0;
   std::int32_t num_children = 0;
-  std::vector<TokenId> tokens;      // a multiple of a block's, or the tokens of one partial block
-  std::vector<Digest128> prefixes;  // [blocks] after each block
-  std::vector<PageRun> runs;        // [layer groups]
+  std::pmr::vector<TokenId> tokens;  // a multiple of a block's, or the tokens of one partial block
+  std::pmr::vector<Digest128> prefixes;  // [blocks] after each block
+  std::pmr::vector<PageRun> runs;        // [layer groups]
   // Coverage of pages that cover fewer tokens than their block has.
   struct ShortPage {
     std::int32_t block = 0;  // within the node
     LayerGroupId group;
     std::int32_t tokens = 0;
   };
-  std::vector<ShortPage> short_pages;
+  std::pmr::vector<ShortPage> short_pages;
 
-  Pins users;                        // sequences whose path goes through here
-  std::int32_t num_written = 0;      // leading blocks that others may see
-  std::vector<PendingWrite> writes;  // of the blocks after those, ascending
-  bool is_broken = false;            // a block after those has lost its bytes
-  bool has_digests = false;          // some of the tokens may stand for digests
+  Pins users;                             // sequences whose path goes through here
+  std::int32_t num_written = 0;           // leading blocks that others may see
+  std::pmr::vector<PendingWrite> writes;  // of the blocks after those, ascending
+  bool is_broken = false;                 // a block after those has lost its bytes
+  bool has_digests = false;               // some of the tokens may stand for digests
 
   NodeIndex next_of_key = kNoNode;  // others with the same hash
   ReuseScope scope;                 // of a root
@@ -144,6 +148,9 @@ class BlockTree {
   std::int32_t coverage(const TreeNode& node, LayerGroupId group, std::int32_t block) const;
   void set_coverage(TreeNode& node, LayerGroupId group, std::int32_t block, std::int32_t tokens);
 
+  // What steps grow in: what is given back to it is there for the next one.
+  std::pmr::memory_resource* memory() { return &memory_; }
+
   // In no particular order, roots too.
   void for_each_node(const std::function<void(NodeIndex)>& visit) const;
   void check_invariants() const;
@@ -181,11 +188,12 @@ class BlockTree {
   const std::int32_t tokens_per_block_;
   const std::vector<PageRun> run_templates_;
   TokenDigests& digests_;
+  std::pmr::unsynchronized_pool_resource memory_;  // before all that lives in it
   std::deque<TreeNode> nodes_;
   std::vector<NodeIndex> free_;
   std::size_t num_nodes_ = 0;
   tsl::robin_map<std::uint64_t, NodeIndex> by_block_;  // hash of parent and first block
-  std::set<NodeIndex, ChildOrder> ordered_;
+  std::pmr::set<NodeIndex, ChildOrder> ordered_;
   std::unordered_map<Digest128, NodeIndex, DigestHash> roots_;
   std::vector<NodeIndex> emptied_roots_;
 };

@@ -100,6 +100,14 @@ PageRun& CacheCore::node_run(NodeIndex node, std::size_t group) {
   return tree_->node(node).runs[group];
 }
 
+// Null where there is none.
+PageId CacheCore::own_page(const SequenceState& sequence, std::size_t group,
+                           std::int64_t block) const {
+  const SequenceGroup& own = sequence.groups[group];
+  const auto index = static_cast<std::size_t>(block - own.first_block);
+  return index < own.run.pages.size() ? own.run.pages[index] : PageId();
+}
+
 PageRun* CacheCore::find_run(const RunKey& key) {
   if (key.owner == RunKey::Owner::kNode) {
     TreeNode& node = tree_->node(NodeIndex(key.index));

@@ -169,14 +169,13 @@ class CacheCore final : public RunOwners {
   std::int32_t num_known(const SequenceState& sequence, NodeIndex child, std::int32_t num_done);
   bool can_append(const SequenceState& sequence, std::int64_t block) const;
   void publish_new(SequenceState& sequence, std::int32_t num_done);
-  void put_page(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t num_done);
+  void put_page(SequenceState& sequence, std::size_t group, NodeIndex node);
+  PageId own_page(const SequenceState& sequence, std::size_t group, std::int64_t block) const;
   void note_block(NodeIndex node, const device::Event& written);
   bool is_here(NodeIndex node, std::size_t group, std::int32_t block) const;
   bool can_take_over(NodeIndex node, std::int32_t block) const;
-  void take_over(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t block,
-                 std::int32_t run_index);
-  void replace_page(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t block,
-                    std::int32_t run_index);
+  void take_over(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t block);
+  void replace_page(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t block);
   void drop_published(SequenceState& sequence, std::int32_t num_done);
   void absorb_shorter(NodeIndex node, NodeIndex shorter);
   void publish_state(SequenceState& sequence);

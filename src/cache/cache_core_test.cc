@@ -76,6 +76,24 @@ TEST_F(CacheCoreTest, APageOfSomebodyElseIsNotBound) {
   EXPECT_EQ(core_->probe_reuse({}, numbers(0, 4 * kBlock + 1)).reused, 2 * kBlock);
 }
 
+// Whoever is refused leaves the device as early as before.
+TEST_F(CacheCoreTest, ARefusedResumeKeepsItsPlaceInTheQueue) {
+  open(true);
+  SequenceState& first = written(0, 4);
+  ASSERT_TRUE(core_->suspend(first).has_value());
+  SequenceState& second = written(5000, 1);
+  ASSERT_TRUE(core_->suspend(second).has_value());
+  SequenceState& running = written(9000, 6);
+  // Three pages of the first one lie on the host, and one can make room for them.
+  EXPECT_EQ(core_->resume(first, *stream_).error().code(), ErrorCode::kResourceExhausted);
+  core_->audit();
+  ASSERT_TRUE(core_->resize(running, 7 * kBlock, std::nullopt).has_value());
+  EXPECT_EQ(core_->store().tier(page(first, 0)), Tier::kHost);
+  EXPECT_EQ(core_->store().tier(page(second, 0)), Tier::kDevice);
+  for (SequenceState* const sequence : {&first, &second, &running}) core_->close(*sequence);
+  core_->audit();
+}
+
 // Pages whose copy has failed are known when they are wanted, whoever wants them.
 TEST_F(CacheCoreTest, PagesThatAreLostOnTheirWayAreComputedAgain) {
   open(true);

@@ -14,7 +14,7 @@ std::uint32_t EvictionQueue::new_entry(std::uint64_t subject, Priority priority)
   } else {
     first_free_ = entries_[index].next;
   }
-  entries_[index] = {kNone, kNone, subject, priority, true};
+  entries_[index] = {kNone, kNone, subject, priority, true, false};
   ++size_;
   return index;
 }
@@ -53,16 +53,48 @@ QueuePlace EvictionQueue::push_after(QueuePlace other, std::uint64_t subject) {
 void EvictionQueue::remove(QueuePlace place) {
   SLACKWATER_CHECK(place.index < entries_.size() && entries_[place.index].is_taken,
                    "place {} is not taken", place.index);
-  Entry& entry = entries_[place.index];
+  SLACKWATER_CHECK(!entries_[place.index].is_hidden, "place {} is hidden", place.index);
+  unlink(entries_[place.index]);
+  free(place.index);
+}
+
+void EvictionQueue::unlink(Entry& entry) {
   List& list = lists_[entry.priority];
   (entry.previous == kNone ? list.first : entries_[entry.previous].next) = entry.next;
   (entry.next == kNone ? list.last : entries_[entry.next].previous) = entry.previous;
   if (list.first == kNone) {
     is_filled_[entry.priority / 64] &= ~(std::uint64_t{1} << (entry.priority % 64));
   }
-  entry = {kNone, first_free_, 0, 0, false};
-  first_free_ = place.index;
   --size_;
+}
+
+void EvictionQueue::free(std::uint32_t index) {
+  entries_[index] = {kNone, first_free_, 0, 0, false, false};
+  first_free_ = index;
+}
+
+void EvictionQueue::hide(QueuePlace place) {
+  Entry& entry = entries_[place.index];
+  SLACKWATER_CHECK(entry.is_taken && !entry.is_hidden, "place {} cannot be hidden", place.index);
+  unlink(entry);
+  entry.is_hidden = true;
+}
+
+// It still knows its neighbours, and they are as they were when it was hidden.
+void EvictionQueue::restore(QueuePlace place) {
+  Entry& entry = entries_[place.index];
+  SLACKWATER_CHECK(entry.is_hidden, "place {} is not hidden", place.index);
+  List& list = lists_[entry.priority];
+  (entry.previous == kNone ? list.first : entries_[entry.previous].next) = place.index;
+  (entry.next == kNone ? list.last : entries_[entry.next].previous) = place.index;
+  is_filled_[entry.priority / 64] |= std::uint64_t{1} << (entry.priority % 64);
+  entry.is_hidden = false;
+  ++size_;
+}
+
+void EvictionQueue::remove_hidden(QueuePlace place) {
+  SLACKWATER_CHECK(entries_[place.index].is_hidden, "place {} is not hidden", place.index);
+  free(place.index);
 }
 
 QueuePlace EvictionQueue::first_from(std::size_t priority) const {

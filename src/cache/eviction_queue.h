@@ -23,7 +23,7 @@ struct QueuePlace {
 // Source: kvcm_v2.md 3.11.
 // Invariants (check_invariants, O(entries)):
 //   I1  the order is by priority, then by when an entry was added at the end.
-//   I2  every entry is in exactly one list, or in the list of free places.
+//   I2  every entry is in exactly one list, or in the list of free places; none is hidden.
 // Ownership: owns the places; a subject is a number of the caller's.
 // Threads: one at a time.
 // Errors: none. CHECK: a place that is used is taken.
@@ -34,6 +34,13 @@ class EvictionQueue {
   // Directly after another one of the same priority: leaves right after it.
   QueuePlace push_after(QueuePlace other, std::uint64_t subject);
   void remove(QueuePlace place);
+
+  // Out of the order for a while: restore() puts it back where it was. Those that were hidden come
+  // back last one first, and nothing else changes in between; or they are all removed.
+  void hide(QueuePlace place);
+  void restore(QueuePlace place);
+  void remove_hidden(QueuePlace place);
+  bool is_hidden(QueuePlace place) const { return entries_[place.index].is_hidden; }
 
   // In the order in which they leave.
   QueuePlace first() const;
@@ -55,6 +62,7 @@ class EvictionQueue {
     std::uint64_t subject = 0;
     Priority priority = 0;
     bool is_taken = false;
+    bool is_hidden = false;
   };
   struct List {
     std::uint32_t first = kNone;
@@ -63,6 +71,8 @@ class EvictionQueue {
 
   std::uint32_t new_entry(std::uint64_t subject, Priority priority);
   QueuePlace first_from(std::size_t priority) const;
+  void unlink(Entry& entry);
+  void free(std::uint32_t index);
 
   std::array<List, kNumPriorities> lists_;
   std::array<std::uint64_t, 2> is_filled_ = {};  // bit per priority

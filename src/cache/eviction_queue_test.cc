@@ -39,6 +39,26 @@ TEST(EvictionQueue, TheLowestPriorityLeavesFirstThenWhoCameFirst) {
   queue.check_invariants();
 }
 
+TEST(EvictionQueue, PutsBackWhatWasHidden) {
+  EvictionQueue queue;
+  std::vector<QueuePlace> places;
+  for (std::uint64_t i = 0; i < 6; ++i) places.push_back(queue.push(i, i < 4 ? 1 : 2));
+  // Neighbours, a first one, and all of a priority.
+  const std::vector<std::size_t> hidden = {1, 2, 0, 5, 4};
+  for (const std::size_t i : hidden) queue.hide(places[i]);
+  EXPECT_THAT(order_of(queue), ElementsAre(3));
+  EXPECT_TRUE(queue.is_hidden(places[0]));
+  for (auto i = hidden.rbegin(); i != hidden.rend(); ++i) queue.restore(places[*i]);
+  EXPECT_THAT(order_of(queue), ElementsAre(0, 1, 2, 3, 4, 5));
+  queue.check_invariants();
+  for (const std::size_t i : hidden) {
+    queue.hide(places[i]);
+    queue.remove_hidden(places[i]);
+  }
+  EXPECT_THAT(order_of(queue), ElementsAre(3));
+  queue.check_invariants();
+}
+
 TEST(EvictionQueue, ASplitRunStaysWhereItWas) {
   EvictionQueue queue;
   queue.push(1, 35);

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory_resource>
 #include <vector>
 
 #include "cache/eviction_queue.h"
@@ -34,19 +35,23 @@ struct Pins {
 // Pages of one layer group in a row: those of the blocks of a tree node or of a sequence, or the
 // snapshots of a node by position. The unit of eviction: its pages leave from one end.
 //
-// Who owns a run fills `pages`, `pins` and `positions`; all else is Residency's.
+// Who owns a run fills `pages`, `pins` and `positions`; all else is Residency's. A run that grows
+// in a step takes memory that is kept for that.
 struct PageRun {
+  explicit PageRun(std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : pages(memory), pins(memory), positions(memory), written(memory), certificates(memory) {}
+
   LayerGroupId group;
   Priority priority = kDefaultPriority;
   bool is_by_position = false;  // snapshots, not blocks; they leave from the front
   bool is_pinned_by_page = false;
-  std::vector<PageId> pages;            // life 0 where there is none
-  std::vector<Pins> pins;               // [pages] where they are pinned one by one
-  Pins whole;                           // where they are pinned together
-  std::vector<std::int64_t> positions;  // [pages] of snapshots, ascending
-  std::vector<device::Event> written;   // [pages] of snapshots: nobody sees them before
-  std::vector<Digest128> certificates;  // [pages] what the store should say of those of a node
-  device::Event last_use;               // of whoever unpinned; whoever takes a page waits for it
+  std::pmr::vector<PageId> pages;            // life 0 where there is none
+  std::pmr::vector<Pins> pins;               // [pages] where they are pinned one by one
+  Pins whole;                                // where they are pinned together
+  std::pmr::vector<std::int64_t> positions;  // [pages] of snapshots, ascending
+  std::pmr::vector<device::Event> written;   // [pages] of snapshots: nobody sees them before
+  std::pmr::vector<Digest128> certificates;  // [pages] what the store should say of those of a node
+  device::Event last_use;  // of whoever unpinned; whoever takes a page waits for it
 
   std::array<std::int32_t, kNumTiers> num_on = {};
   std::array<std::int32_t, kNumTiers> num_evictable = {};

@@ -39,18 +39,18 @@ bool CacheCore::can_append(const SequenceState& sequence, std::int64_t block) co
 }
 
 // A page of its own becomes the last one of a node.
-void CacheCore::put_page(SequenceState& sequence, std::size_t group, NodeIndex node,
-                         std::int32_t num_done) {
+void CacheCore::put_page(SequenceState& sequence, std::size_t group, NodeIndex node) {
   SequenceGroup& own = sequence.groups[group];
   PageRun& run = node_run(node, group);
-  const auto from = static_cast<std::size_t>(num_done);
+  const std::int64_t block = sequence.num_path_blocks;
+  const auto from = static_cast<std::size_t>(block - own.first_block);
   PageId page;
   if (from < own.run.pages.size() && !is_null(own.run.pages[from])) {
     page = residency_->take_page(sequence_key(sequence, group), own.run, from);
   }
   run.pages.push_back(page);
   if (run.is_pinned_by_page) {
-    const bool is_needed = !own.stale.contains(own.first_block + num_done);
+    const bool is_needed = !own.stale.contains(block);
     run.pins.push_back(is_needed ? user_pins(sequence) : Pins());
   }
   if (is_null(page)) return;
@@ -95,7 +95,7 @@ void CacheCore::publish_new(SequenceState& sequence, std::int32_t num_done) {
     sequence.leaf = made;
   }
   for (std::size_t g = 0; g < num_groups(); ++g) {
-    if (kind(g).has_block_pages()) put_page(sequence, g, sequence.leaf, num_done);
+    if (kind(g).has_block_pages()) put_page(sequence, g, sequence.leaf);
   }
   note_block(sequence.leaf, sequence.written);
   ++sequence.num_path_blocks;
@@ -148,13 +148,14 @@ bool CacheCore::can_take_over(NodeIndex index, std::int32_t block) const {
 
 // Ours takes the place of theirs, which is worse or far away.
 void CacheCore::replace_page(SequenceState& sequence, std::size_t group, NodeIndex index,
-                             std::int32_t block, std::int32_t run_index) {
+                             std::int32_t block) {
   SequenceGroup& own = sequence.groups[group];
   PageRun& run = node_run(index, group);
   const auto i = static_cast<std::size_t>(block);
+  const std::int64_t own_index = tree_->node(index).first_block + block - own.first_block;
   release_page(node_key(index, group), i);
   run.pages[i] = residency_->take_page(sequence_key(sequence, group), own.run,
-                                       static_cast<std::size_t>(run_index));
+                                       static_cast<std::size_t>(own_index));
   tree_->set_coverage(tree_->node(index), run.group, block, config_.tokens_per_block);
   certify_page(index, group, i);
   residency_->page_added(node_key(index, group), run, i);
@@ -162,10 +163,11 @@ void CacheCore::replace_page(SequenceState& sequence, std::size_t group, NodeInd
 
 // One page of a block that is known: theirs if it is here, else ours. The other one is given up.
 void CacheCore::take_over(SequenceState& sequence, std::size_t group, NodeIndex index,
-                          std::int32_t block, std::int32_t run_index) {
+                          std::int32_t block) {
   SequenceGroup& own = sequence.groups[group];
   PageRun& run = node_run(index, group);
-  const auto ours = static_cast<std::size_t>(run_index);
+  const std::int64_t ordinal = std::int64_t{tree_->node(index).first_block} + block;
+  const auto ours = static_cast<std::size_t>(ordinal - own.first_block);
   const auto theirs = static_cast<std::size_t>(block);
   if (ours >= own.run.pages.size() || is_null(own.run.pages[ours])) return;
   const PageId page = run.pages[theirs];
@@ -174,7 +176,7 @@ void CacheCore::take_over(SequenceState& sequence, std::size_t group, NodeIndex 
       store_->tier(page) == Tier::kDevice &&
       store_->ready(page).status() == EventStatus::kSucceeded;
   if (!is_here) {
-    replace_page(sequence, group, index, block, run_index);
+    replace_page(sequence, group, index, block);
     return;
   }
   const Event last_use = record(sequence);
@@ -182,7 +184,7 @@ void CacheCore::take_over(SequenceState& sequence, std::size_t group, NodeIndex 
   release_page(sequence_key(sequence, group), ours);
   if (sequence.status != SequenceStatus::kActive) return;
   if (SLACKWATER_MUTANT(rebase_keeps_old_slot)) return;
-  set_slot(own, own.first_block + run_index, store_->slot(run.pages[theirs]));
+  set_slot(own, ordinal, store_->slot(run.pages[theirs]));
 }
 
 // Goes on in a child that has the next blocks; 0 when it cannot be shared now.
@@ -197,9 +199,9 @@ std::int32_t CacheCore::publish_known(SequenceState& sequence, NodeIndex child,
     if (!kind(g).has_block_pages()) continue;
     const SequenceGroup& own = sequence.groups[g];
     for (std::int32_t i = 0; i < known; ++i) {
-      take_over(sequence, g, node, i, num_done + i);
+      take_over(sequence, g, node, i);
       if (!node_run(node, g).is_pinned_by_page) continue;
-      if (own.stale.contains(own.first_block + num_done + i)) continue;
+      if (own.stale.contains(tree_->node(node).first_block + i)) continue;
       residency_->pin_page(node_key(node, g), node_run(node, g), static_cast<std::size_t>(i), pins);
     }
     if (kind(g).needs_every_block()) {
@@ -213,7 +215,8 @@ std::int32_t CacheCore::publish_known(SequenceState& sequence, NodeIndex child,
   return known;
 }
 
-// Takes published blocks out of what is the sequence's own.
+// Takes published blocks out of what is the sequence's own. Their places stay empty until they are
+// half of all: so it costs nothing that much is allocated ahead.
 void CacheCore::drop_published(SequenceState& sequence, std::int32_t num_done) {
   if (num_done == 0) return;
   const auto tokens =
@@ -226,10 +229,12 @@ void CacheCore::drop_published(SequenceState& sequence, std::int32_t num_done) {
   for (std::size_t g = 0; g < num_groups(); ++g) {
     if (!kind(g).has_block_pages()) continue;
     SequenceGroup& own = sequence.groups[g];
-    const auto count = std::min(own.run.pages.size(), static_cast<std::size_t>(num_done));
-    own.run.pages.erase(own.run.pages.begin(),
-                        own.run.pages.begin() + static_cast<std::ptrdiff_t>(count));
-    own.first_block += num_done;
+    const std::int64_t num_left_behind =
+        std::min(sequence.num_path_blocks - own.first_block, std::ssize(own.run.pages));
+    if (2 * num_left_behind >= std::ssize(own.run.pages)) {
+      own.run.pages.erase(own.run.pages.begin(), own.run.pages.begin() + num_left_behind);
+      own.first_block = sequence.num_path_blocks;
+    }
     let_go(sequence, g, kept_stale(sequence, g, sequence.history), last_use);
   }
 }
@@ -371,14 +376,14 @@ bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index) {
   const auto tail = static_cast<std::int32_t>(sequence.unpublished.size());
   for (std::size_t g = 0; g < num_groups(); ++g) {
     const LayerGroupId group(static_cast<std::int32_t>(g));
-    const SequenceGroup& own = sequence.groups[g];
-    if (!kind(g).has_block_pages() || own.run.pages.empty() || is_null(own.run.pages[0])) continue;
+    const PageId source = own_page(sequence, g, sequence.num_path_blocks);
+    if (!kind(g).has_block_pages() || is_null(source)) continue;
     if (matcher_->usable_coverage(tree_->node(index), group, 0) >= tail) continue;
     PageRun& run = node_run(index, g);
     if (run.is_pinned_by_page && run.pins[0] != Pins()) return false;
     const std::optional<PageId> copy = try_allocate(g);
     if (!copy.has_value()) return false;
-    if (!store_->copy(own.run.pages[0], *copy).has_value()) {
+    if (!store_->copy(source, *copy).has_value()) {
       store_->release(*copy);
       return false;
     }

@@ -65,21 +65,21 @@ bool Residency::fits_host(std::span<const std::int32_t> more) const {
 
 Result<void> Residency::check_guarantee(std::span<const std::int32_t> more) const {
   if (!guarantees_suspend_ || SLACKWATER_MUTANT(guarantee_forgets_the_host)) return {};
-  std::vector<std::int32_t> pinned = num_pinned_;
-  for (std::size_t g = 0; g < more.size(); ++g) {
-    pinned[pool_of_[index_of(Tier::kHost)][g]] += more[g];
-  }
   for (std::size_t g = 0; g < pool_of_[0].size(); ++g) {
     const LayerGroupId group(static_cast<std::int32_t>(g));
     const std::size_t pool = pool_of(Tier::kHost, group);
     const std::int32_t room =
         store_.pool_stats(Tier::kHost, group).num_slots - swap_slots_[pool].num_pages();
-    if (pinned[pool] <= room) continue;
+    std::int32_t pinned = num_pinned_[pool];
+    for (std::size_t other = 0; other < more.size(); ++other) {
+      if (pool_of_[index_of(Tier::kHost)][other] == pool) pinned += more[other];
+    }
+    if (pinned <= room) continue;
     return make_error(
         ErrorCode::kResourceExhausted,
         "{} pages in use would not fit the {} slots of pool group {} of the host when "
         "all are suspended; give the host more",
-        pinned[pool], room, pool);
+        pinned, room, pool);
   }
   return {};
 }
@@ -107,12 +107,35 @@ void Residency::change_evictable(const RunKey& key, PageRun& run, Tier tier, std
   const std::size_t pool = pool_of(tier, run.group);
   evictable_[t][pool] += change;
   run.num_evictable[t] += change;
-  if (run.num_evictable[t] == 0) {
+  if (run.num_evictable[t] == 0 && is_attempt_) {
+    queues_[t][pool].hide(run.places[t]);
+    hidden_.push_back({tier, pool, run.places[t]});
+  } else if (run.num_evictable[t] == 0) {
     queues_[t][pool].remove(run.places[t]);
     run.places[t] = {};
   } else if (run.places[t].is_null()) {
     run.places[t] = queues_[t][pool].push(key.packed(), run.priority);
   }
+}
+
+void Residency::end_attempt() {
+  if (!is_attempt_) return;
+  is_attempt_ = false;
+  for (auto hidden = hidden_.rbegin(); hidden != hidden_.rend(); ++hidden) {
+    queues_[index_of(hidden->tier)][hidden->pool].restore(hidden->place);
+  }
+  hidden_.clear();
+}
+
+void Residency::attempt_stands() {
+  is_attempt_ = false;
+  for (const Hidden& hidden : hidden_) {
+    EvictionQueue& queue = queues_[index_of(hidden.tier)][hidden.pool];
+    PageRun& run = *owners_.find_run(RunKey::unpack(queue.subject(hidden.place)));
+    queue.remove_hidden(hidden.place);
+    run.places[index_of(hidden.tier)] = {};
+  }
+  hidden_.clear();
 }
 
 void Residency::page_added(const RunKey& key, PageRun& run, std::size_t index) {
@@ -537,13 +560,14 @@ Result<void> Residency::recall(std::span<const PageRef> pages,
   std::vector<PageRef> coming(pages.begin(), pages.end());
   const Result<void> plain = plan(slots, {}, {});
   if (!plain.has_value() && SLACKWATER_MUTANT(resume_cannot_change_places)) return plain;
+  if (!plain.has_value()) SLACKWATER_RETURN_IF_ERROR(plan(slots, leaving_host, leaving_disk));
+  attempt_stands();
   if (plain.has_value()) {
     SLACKWATER_RETURN_IF_ERROR(apply());
     SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t brought, bring_some(coming));
     SLACKWATER_CHECK(coming.empty(), "{} of {} pages found room", brought, pages.size());
     return {};
   }
-  SLACKWATER_RETURN_IF_ERROR(plan(slots, leaving_host, leaving_disk));
   return change_places(std::move(coming));
 }
 

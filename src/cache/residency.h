@@ -91,6 +91,12 @@ class Residency {
   // Takes an emptied run out of the books.
   void forget_run(PageRun& run);
 
+  // An attempt: pins that change in it and take runs out of queues can change back, and then the
+  // order is as it was before. It stands once recall() has found room, and ends with
+  // end_attempt().
+  void begin_attempt() { is_attempt_ = true; }
+  void end_attempt();
+
   // Room for `needed` [layer groups] new pages on the device, which will be pinned, or a refusal.
   Result<void> make_room(std::span<const std::int32_t> needed);
   // The pages of locked runs that lie elsewhere come to the device, where there must also be room
@@ -144,6 +150,7 @@ class Residency {
   Result<void> check_guarantee(std::span<const std::int32_t> more) const;
   std::span<std::int32_t> device_slots(std::span<const std::int32_t> needed);
   void change_evictable(const RunKey& key, PageRun& run, Tier tier, std::int32_t change);
+  void attempt_stands();
   std::int32_t pick(Tier tier, std::size_t pool, std::int32_t wanted);
   std::int32_t pick_of_run(Tier tier, const RunKey& key, const PageRun& run, std::int32_t wanted);
   Result<void> plan(std::span<const std::int32_t> needed,
@@ -173,6 +180,13 @@ class Residency {
   std::vector<storage::TieredStore::HostReservation> swap_slots_;  // [pool groups of the host]
   std::vector<std::int32_t> num_pinned_;                           // likewise, device and host
   const bool guarantees_suspend_;
+  struct Hidden {
+    Tier tier = Tier::kDevice;
+    std::size_t pool = 0;
+    QueuePlace place;
+  };
+  bool is_attempt_ = false;
+  std::vector<Hidden> hidden_;  // by the attempt, in that order
   std::vector<PageId> moving_;
   std::vector<std::int32_t> device_slots_;
   std::int64_t num_dropped_ = 0;

@@ -164,9 +164,9 @@ Result<SequenceState*> CacheCore::create_sequence(const SequenceOptions& options
   digests_.retain(sequence.unpublished);
 
   pin_path(sequence.leaf, {0, 1}, {});
-  sequence.groups.resize(num_groups());
+  sequence.groups.reserve(num_groups());
   for (std::size_t g = 0; g < num_groups(); ++g) {
-    SequenceGroup& group = sequence.groups[g];
+    SequenceGroup& group = sequence.groups.emplace_back(tree_->memory());
     group.run.group = LayerGroupId(static_cast<std::int32_t>(g));
     group.run.whole = {0, 1};
     group.first_block = reused / config_.tokens_per_block;

@@ -63,7 +63,9 @@ BlockRange CacheCore::kept_stale(const SequenceState& sequence, std::size_t grou
   BlockRange stale = kind(group).stale_blocks(history);
   if (SLACKWATER_MUTANT(window_lets_go_early) && stale.size() > 0) ++stale.end;
   // A block that never had a page has nothing to commit.
-  const bool has_uncommitted = !sequence.groups[group].run.pages.empty();
+  const SequenceGroup& own = sequence.groups[group];
+  const bool has_uncommitted =
+      own.first_block + std::ssize(own.run.pages) > sequence.num_path_blocks;
   if (has_uncommitted && sequence.is_committing &&
       config_.commit_policy == CommitPolicy::kEveryBlock) {
     stale.end = std::min(stale.end, std::max(stale.begin, sequence.num_path_blocks));
@@ -89,8 +91,7 @@ std::int32_t CacheCore::num_releasable(const SequenceState& sequence, std::size_
   std::int32_t count = 0;
   for (std::int64_t block = std::max({own.stale.end, stale.begin, own.first_block});
        block < stale.end; ++block) {
-    const auto index = static_cast<std::size_t>(block - own.first_block);
-    if (index < own.run.pages.size() && !is_null(own.run.pages[index])) ++count;
+    if (!is_null(own_page(sequence, group, block))) ++count;
   }
   return count;
 }

@@ -363,12 +363,14 @@ Result<Event> CacheCore::resume(SequenceState& sequence, device::Stream& stream)
                       sequence.request.value());
   }
   SLACKWATER_RETURN_IF_ERROR(check_gate());
+  residency_->begin_attempt();
   pin_all(sequence, {1, -1}, {});
   pin_sources(sequence, {1, -1});
   const Result<void> back = bring_back(sequence);
   if (!back.has_value()) {
     pin_all(sequence, {-1, 1}, {});
     pin_sources(sequence, {-1, 1});
+    residency_->end_attempt();
     clean_up();
     return tl::unexpected<Error>(back.error());
   }

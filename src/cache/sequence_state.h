@@ -13,11 +13,13 @@ namespace slackwater::cache {
 
 // A sequence's share of one layer group.
 struct SequenceGroup {
-  PageRun run;                   // pages of its own: from `first_block` on, or the one state
-  std::int64_t first_block = 0;  // of the run: where the path ends
-  BlockRange stale;              // blocks that are not needed any more, and not pinned
-  std::vector<SlotId> slots;     // the index table
-  std::span<SlotId> table;       // the caller's own
+  explicit SequenceGroup(std::pmr::memory_resource* memory) : run(memory), slots(memory) {}
+
+  PageRun run;                     // pages of its own: from `first_block` on, or the one state
+  std::int64_t first_block = 0;    // of the run; blocks before the end of the path have none
+  BlockRange stale;                // blocks that are not needed any more, and not pinned
+  std::pmr::vector<SlotId> slots;  // the index table
+  std::span<SlotId> table;         // the caller's own
 };
 
 // Pages that wait for the state at a position: one per recurrent group, null for others.

@@ -36,7 +36,9 @@ struct CommitOptions {
   // After it, the pages hold what is committed; null when they do already. Others see what is
   // committed once it has succeeded; when it fails they never do.
   device::Event written;
-  bool is_end = false;  // nothing is written any more: what is left over is committed too
+  // Nothing is written any more: what is left over is committed too. The state of the end becomes
+  // a snapshot, and its entry in the index table kNoSlot.
+  bool is_end = false;
 };
 
 // An entry of an index table: no page there.
@@ -60,8 +62,9 @@ inline constexpr SlotId kNoSlot{-1};
 // Errors: kFailedPrecondition for the wrong status, kInvalidArgument for impossible lengths,
 // kResourceExhausted where there is no room: nothing has changed then. kDataLoss where pages were
 // lost: close it and compute again.
-// Cost: growing within a block takes no lock. Suspend and close are O(nodes + window), resume also
-// O(blocks) for the index tables.
+// Cost: growing within a block takes no lock; no step takes anything from the heap once the cache
+// has been full for a while, but for events of work that is under way. Suspend and close are
+// O(nodes + window), resume also O(blocks) for the index tables.
 class Sequence {
  public:
   Sequence() = default;
