@@ -318,9 +318,25 @@ void get_and_free(const Options& options, std::int64_t count) {
       of_free.add(ns_of([&] { get(sequence.resize(0)); }));
     }
   }
+  // A call is not much longer than a look at the clock: the same without one in between.
+  constexpr int kPairs = 64;
+  Samples of_pair;
+  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
+    of_pair.begin_repetition();
+    for (int i = 0; i < samples / 10; ++i) {
+      const double ns = ns_of([&] {
+        for (int pair = 0; pair < kPairs; ++pair) {
+          get(sequence.resize(count * options.tokens_per_block));
+          get(sequence.resize(0));
+        }
+      });
+      of_pair.add(ns / kPairs);
+    }
+  }
   const std::string more = fmt::format("\"n\":{},", count);
   bench.report("get", of_get, more);
   bench.report("free", of_free, more);
+  bench.report("get_and_free", of_pair, more);
 }
 
 // e.

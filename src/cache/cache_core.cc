@@ -1,10 +1,10 @@
 #include "cache/cache_core.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "slackwater/base/check.h"
-#include "slackwater/base/numeric.h"
 
 namespace slackwater::cache {
 namespace {
@@ -34,7 +34,9 @@ Digest128 layout_digest(const KvCacheConfig& config, const LayerGroups& groups) 
 
 }  // namespace
 
-CacheCore::CacheCore(KvCacheConfig config) : config_(std::move(config)) {}
+CacheCore::CacheCore(KvCacheConfig config)
+    : config_(std::move(config)),
+      block_shift_(std::countr_zero(static_cast<std::uint32_t>(config_.tokens_per_block))) {}
 
 CacheCore::~CacheCore() {
   SLACKWATER_CHECK(num_open_ == 0, "{} sequences are still open", num_open_);
@@ -82,10 +84,6 @@ Result<void> CacheCore::open(device::Device& device) {
       *tree_, *store_, kinds_,
       PrefixMatcher::Options{config_.enable_partial_reuse, config_.reuse_match_backoff});
   return {};
-}
-
-std::int64_t CacheCore::num_blocks(std::int64_t tokens) const {
-  return ceil_div<std::int64_t>(tokens, config_.tokens_per_block);
 }
 
 RunKey CacheCore::node_key(NodeIndex node, std::size_t group) const {

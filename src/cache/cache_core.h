@@ -89,7 +89,9 @@ class CacheCore final : public RunOwners {
   // Layer groups.
   std::size_t num_groups() const { return kinds_.size(); }
   const GroupKind& kind(std::size_t group) const { return *kinds_[group]; }
-  std::int64_t num_blocks(std::int64_t tokens) const;
+  std::int64_t num_blocks(std::int64_t tokens) const {
+    return (tokens + config_.tokens_per_block - 1) >> block_shift_;
+  }
 
   // The tree.
   RunKey node_key(NodeIndex node, std::size_t group) const;
@@ -173,7 +175,7 @@ class CacheCore final : public RunOwners {
   PageId own_page(const SequenceState& sequence, std::size_t group, std::int64_t block) const;
   void note_block(NodeIndex node, const device::Event& written);
   bool is_here(NodeIndex node, std::size_t group, std::int32_t block) const;
-  bool can_take_over(NodeIndex node, std::int32_t block) const;
+  bool can_take_over(const SequenceState& sequence, NodeIndex node, std::int32_t block) const;
   void take_over(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t block);
   void replace_page(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t block);
   void drop_published(SequenceState& sequence, std::int32_t num_done);
@@ -183,6 +185,7 @@ class CacheCore final : public RunOwners {
   void publish_snapshots(SequenceState& sequence);
   void release_snapshots(SequenceState& sequence, const device::Event& last_use);
   NodeIndex node_of_position(const SequenceState& sequence, std::int64_t position) const;
+  NodeIndex branch_with(NodeIndex parent, std::span<const TokenId> tokens) const;
   bool put_snapshot(NodeIndex node, std::size_t group, std::int64_t position, PageId page,
                     const device::Event& written);
   void copy_endpoint(SequenceState& sequence);
@@ -202,6 +205,7 @@ class CacheCore final : public RunOwners {
 
   mutable WriteFirstMutex mutex_;
   KvCacheConfig config_;
+  int block_shift_ = 0;  // tokens_per_block is a power of two
   LayerGroups groups_;
   std::vector<std::unique_ptr<GroupKind>> kinds_;
   TokenDigests digests_;

@@ -117,12 +117,11 @@ class KvCacheManagerModel {
   };
 
   struct Model {
+    std::vector<SlotId> table;  // outlives the sequence
     Sequence sequence;
     Tokens tokens;  // what it has computed, and will
     ReuseScope scope;
     bool is_stopped = false;
-    bool is_suspect = false;  // a step read what had not arrived
-    std::vector<SlotId> table;
     Event arrived;
   };
   // A step whose reads are to be judged once it has run.
@@ -361,6 +360,7 @@ class KvCacheManagerModel {
     }
     const auto tokens = std::span<const TokenId>(model->tokens).first(static_cast<std::size_t>(to));
     check_table(*model);
+    if (below(24) == 0) return fail_later(*model, tokens);
     Step step;
     step.mismatches = std::make_shared<std::atomic<std::int64_t>>(0);
     step.arrived = model->arrived;
@@ -387,16 +387,41 @@ class KvCacheManagerModel {
     commit(*model, tokens, step.done);
   }
 
+  // A step that writes nothing and is known to have failed only after it was committed: nobody may
+  // ever find what it should have computed.
+  void fail_later(Model& model, std::span<const TokenId> tokens) {
+    Sequence& s = model.sequence;
+    if (model.is_stopped || s.history() != s.num_committed()) return;
+    failing_.push_back(device_->make_event("a step that fails later"));
+    const auto committed = s.commit(tokens.subspan(static_cast<std::size_t>(s.num_committed())),
+                                    {failing_.back().event(), below(4) == 0});
+    if (!committed.has_value()) {
+      ASSERT_EQ(committed.error().code(), ErrorCode::kDataLoss) << committed.error().text();
+    }
+    drop(model);
+  }
+
+  void learn_of_failures() {
+    while (!failing_.empty() && below(3) != 0) {
+      failing_.back().complete(EventStatus::kFailed);
+      failing_.pop_back();
+    }
+  }
+
   void commit(Model& model, std::span<const TokenId> tokens, const Event& done) {
     Sequence& s = model.sequence;
     CommitOptions options;
     options.written = done;
-    if (below(2) == 0) done.wait();
+    if (below(2) == 0) {
+      // It may wait for a slot that a failing step had.
+      while (!failing_.empty()) learn_of_failures();
+      done.wait();
+    }
     const auto committed =
         s.commit(tokens.subspan(static_cast<std::size_t>(s.num_committed())), options);
     if (!committed.has_value()) {
       ASSERT_EQ(committed.error().code(), ErrorCode::kDataLoss) << committed.error().text();
-      ASSERT_GT(num_faults_, 0);
+      ASSERT_GT(num_faults_, 0) << committed.error().text();
       return drop(model);
     }
     naive_.add(model.scope, Tokens(tokens.begin(), tokens.end()));
@@ -493,6 +518,7 @@ class KvCacheManagerModel {
   void run_device() {
     const std::uint64_t count = below(4) == 0 ? 1000 : below(20);
     for (std::uint64_t i = 0; i < count && device_->run_one(); ++i) ++num_runs_;
+    learn_of_failures();
   }
 
   void clear() {
@@ -566,6 +592,7 @@ class KvCacheManagerModel {
   }
 
   void finish() {
+    while (!failing_.empty()) learn_of_failures();
     check_steps(true);
     manager_->audit();
     while (!models_.empty()) drop(models_.back());
@@ -597,6 +624,7 @@ class KvCacheManagerModel {
   NaiveCache naive_;
   std::vector<Model> models_;
   std::vector<Step> steps_;
+  std::vector<device::EventSource> failing_;
   std::uint64_t next_request_ = 1;
   Tally tally_;
 };

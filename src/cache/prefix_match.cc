@@ -12,7 +12,7 @@ namespace {
 using device::EventStatus;
 
 // Children that share the front of a block are tried up to this number.
-constexpr std::size_t kMostOverlaps = 16;
+constexpr std::size_t kMostBranches = 16;
 
 }  // namespace
 
@@ -157,11 +157,56 @@ std::int64_t PrefixMatcher::lower_to(const Walk& walk, std::int64_t limit,
   return position;
 }
 
+// The margin is taken off what is known of the query, by whichever branch.
 void PrefixMatcher::lower(const Walk& walk, MatchDepths& depths) const {
-  depths.content = walk.num_tokens;
-  const std::int64_t limit = std::max<std::int64_t>(0, walk.num_tokens - options_.backoff);
-  depths.attention = lower_to(walk, limit, false);
+  depths.content = std::max(depths.content, walk.num_tokens);
+  const std::int64_t limit = std::max<std::int64_t>(0, depths.content - options_.backoff);
+  depths.attention = lower_to(walk, std::min(limit, walk.num_tokens), false);
   depths.reused = lower_to(walk, depths.attention, true);
+}
+
+// Where the path leaves another branch in the middle of a block, that one may go on for longer, or
+// serve more of what they have in common: a snapshot, say, that the path has lost. From the end of
+// the path upwards, as long as more is to be had.
+void PrefixMatcher::try_branches(std::span<const TokenId> query, PrefixMatch& match,
+                                 Walk& best) const {
+  const Walk path = best;
+  MatchDepths& depths = match.depths;
+  std::size_t num_tries = 0;
+  for (std::size_t kept = path.steps.size() + 1; kept-- > 0 && num_tries < kMostBranches;) {
+    const bool is_end = kept == path.steps.size();
+    const NodeIndex above = kept == 0 ? match.root : path.steps[kept - 1].node;
+    // A path that ends within a node leaves nobody there.
+    if (kept > 0 && path.steps[kept - 1].num_blocks < tree_.node(above).num_blocks()) continue;
+    if (is_end && path.num_tokens % tree_.tokens_per_block() != 0) continue;
+    const std::int64_t first = tree_.end_token(tree_.node(above));
+    const auto rest = query.subspan(static_cast<std::size_t>(first));
+    if (std::min<std::int64_t>(tree_.tokens_per_block(), std::ssize(rest)) <= depths.reused - first)
+      break;
+    for (const BlockTree::Overlap& branch :
+         tree_.overlapping_children(above, rest, kMostBranches - num_tries)) {
+      if (!is_end && branch.child == path.steps[kept].node) continue;
+      if (visible_blocks(tree_.node(branch.child)) == 0) continue;
+      ++num_tries;
+      Walk other = path;
+      other.steps.resize(kept);
+      other.steps.push_back({branch.child, 1});
+      other.num_tokens = first + branch.num_tokens;
+      other.ends_with_block =
+          branch.num_tokens == std::ssize(tree_.block_tokens(tree_.node(branch.child), 0));
+      MatchDepths of_other = depths;
+      lower(other, of_other);
+      const bool is_longer = of_other.content > depths.content;
+      depths.content = std::max(depths.content, of_other.content);
+      depths.attention = std::max(depths.attention, of_other.attention);
+      if (of_other.reused > depths.reused || (is_longer && of_other.reused == depths.reused)) {
+        depths.reused = of_other.reused;
+        best = std::move(other);
+      }
+      // Those with less in common cannot serve more than that.
+      if (depths.reused == first + branch.num_tokens) break;
+    }
+  }
 }
 
 PrefixMatch PrefixMatcher::find(const ReuseScope& scope, std::span<const TokenId> tokens) const {
@@ -174,32 +219,7 @@ PrefixMatch PrefixMatcher::find(const ReuseScope& scope, std::span<const TokenId
   match.root = *root;
   Walk best = walk(*root, query);
   lower(best, match.depths);
-  const auto rest = query.subspan(static_cast<std::size_t>(best.num_tokens));
-  if (options_.partial && !rest.empty() && best.num_tokens % tree_.tokens_per_block() == 0) {
-    const NodeIndex above = best.steps.empty() ? *root : best.steps.back().node;
-    const bool is_at_end =
-        best.steps.empty() || best.steps.back().num_blocks == tree_.node(above).num_blocks();
-    const Walk whole = best;
-    if (is_at_end) {
-      for (const BlockTree::Overlap& overlap :
-           tree_.overlapping_children(above, rest, kMostOverlaps)) {
-        if (visible_blocks(tree_.node(overlap.child)) == 0) continue;
-        Walk other = whole;
-        other.steps.push_back({overlap.child, 1});
-        other.num_tokens += overlap.num_tokens;
-        other.ends_with_block =
-            overlap.num_tokens == std::ssize(tree_.block_tokens(tree_.node(overlap.child), 0));
-        MatchDepths depths = match.depths;
-        lower(other, depths);
-        const bool is_better = depths.reused > match.depths.reused;
-        if (!is_better && best.steps.size() > whole.steps.size()) continue;
-        best = std::move(other);
-        match.depths = depths;
-        // Less in common cannot serve more than all of what this one has.
-        if (depths.reused == depths.content) break;
-      }
-    }
-  }
+  if (options_.partial) try_branches(query, match, best);
   // Steps past the result are of no use.
   std::int64_t blocks =
       (match.depths.reused + tree_.tokens_per_block() - 1) / tree_.tokens_per_block();

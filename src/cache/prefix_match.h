@@ -30,8 +30,8 @@ struct PrefixMatch {
 // First the tokens are compared along the tree, as far as blocks are visible and known to be
 // written. Then the tail that is to be computed again is taken off, once, and the result is
 // lowered to the largest position that all groups can serve, each asked until none lowers it.
-// Where the query ends within a block that several children share in part, those with the longest
-// common front are tried, and the one that serves most is taken.
+// Where the path leaves other branches in the middle of a block, they are tried, those with the
+// longest common front first, and the one that serves most is taken.
 //
 // Source: kvcm_v2.md 3.2; choosing by usable length is ours.
 // Invariants:
@@ -70,6 +70,7 @@ class PrefixMatcher {
   Walk walk(NodeIndex root, std::span<const TokenId> tokens) const;
   void lower(const Walk& walk, MatchDepths& depths) const;
   std::int64_t lower_to(const Walk& walk, std::int64_t limit, bool asks_snapshots) const;
+  void try_branches(std::span<const TokenId> query, PrefixMatch& match, Walk& best) const;
   std::int64_t trim(const Walk& walk, std::int64_t position) const;
 
   const BlockTree& tree_;

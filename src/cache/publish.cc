@@ -118,7 +118,7 @@ std::int32_t CacheCore::num_known(const SequenceState& sequence, NodeIndex child
   while (known < most) {
     const auto tokens = rest.subspan(static_cast<std::size_t>(known) * size, size);
     if (!std::ranges::equal(tokens, tree_->block_tokens(node, known))) break;
-    if (!can_take_over(child, known)) break;
+    if (!can_take_over(sequence, child, known)) break;
     ++known;
   }
   return known;
@@ -134,11 +134,15 @@ bool CacheCore::is_here(NodeIndex index, std::size_t group, std::int32_t block) 
          store_->ready(page).status() == EventStatus::kSucceeded;
 }
 
-// Whether a block that is known can be shared: each page is there, or nobody uses it now, so that
-// ours can take its place.
-bool CacheCore::can_take_over(NodeIndex index, std::int32_t block) const {
+// Whether a block that is known can be shared: each page is there, or nobody uses it now and ours
+// is written, so that it can take its place.
+bool CacheCore::can_take_over(const SequenceState& sequence, NodeIndex index,
+                              std::int32_t block) const {
+  const bool is_written = sequence.written.status() == EventStatus::kSucceeded ||
+                          SLACKWATER_MUTANT(unwritten_page_takes_over);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     if (!kind(g).has_block_pages() || is_here(index, g, block)) continue;
+    if (!is_written) return false;
     const PageRun& run = tree_->node(index).runs[g];
     if (SLACKWATER_MUTANT(locked_page_is_replaced)) continue;
     if (run.pins_of(static_cast<std::size_t>(block)).locks > 0) return false;
@@ -327,11 +331,8 @@ void CacheCore::publish_state(SequenceState& sequence) {
 void CacheCore::publish_tail(SequenceState& sequence) {
   const std::int64_t size = config_.tokens_per_block;
   if (std::ssize(sequence.unpublished) >= size) return;
-  if (!sequence.unpublished.empty()) {
-    const std::span<const TokenId> tail = sequence.unpublished;
-    const bool is_known = tree_->find_child(sequence.leaf, tail) != kNoNode ||
-                          tree_->find_longer_child(sequence.leaf, tail) != kNoNode;
-    if (is_known) return;
+  if (!sequence.unpublished.empty() &&
+      branch_with(sequence.leaf, sequence.unpublished) == kNoNode) {
     publish_new(sequence, 0);
     drop_published(sequence, 1);
   }
@@ -354,8 +355,7 @@ void CacheCore::pin_node(NodeIndex index, Pins change) {
 NodeIndex CacheCore::endpoint_node(SequenceState& sequence) {
   const std::span<const TokenId> tail = sequence.unpublished;
   if (tail.empty()) return sequence.leaf;
-  NodeIndex node = tree_->find_child(sequence.leaf, tail);
-  if (node == kNoNode) node = tree_->find_longer_child(sequence.leaf, tail);
+  NodeIndex node = branch_with(sequence.leaf, tail);
   if (node != kNoNode) return node;
   const NodeIndex shorter = tree_->find_shorter_child(sequence.leaf, tail);
   node = tree_->add(sequence.leaf, tail);

@@ -151,6 +151,22 @@ void Residency::pages_allocated(PageRun& run, std::int32_t count) {
   change_pinned(run, Tier::kDevice, count);
 }
 
+void Residency::release_tail(PageRun& run, std::size_t num_left) {
+  SLACKWATER_CHECK(run.whole.locks > 0, "the end of a run that is not locked");
+  const bool is_in_use = !run.last_use.is_done();
+  moving_.clear();
+  for (std::size_t i = run.pages.size(); i-- > num_left;) {
+    if (is_null(run.pages[i])) continue;
+    moving_.push_back(run.pages[i]);
+    if (is_in_use) store_.note_read(run.pages[i], run.last_use);
+  }
+  const auto count = static_cast<std::int32_t>(moving_.size());
+  run.num_on[index_of(Tier::kDevice)] -= count;
+  change_pinned(run, Tier::kDevice, -count);
+  store_.release(moving_);
+  run.pages.resize(num_left);
+}
+
 PageId Residency::take_page(const RunKey& key, PageRun& run, std::size_t index) {
   const PageId page = std::exchange(run.pages[index], PageId());
   const Tier tier = store_.tier(page);

@@ -82,6 +82,8 @@ class Residency {
   void page_added(const RunKey& key, PageRun& run, std::size_t index);
   // `count` new pages on the device, at the end of a locked run.
   void pages_allocated(PageRun& run, std::int32_t count);
+  // Gives up the pages of a locked run at and past `num_left`. CHECK: they are on the device.
+  void release_tail(PageRun& run, std::size_t num_left);
   // The page is its owner's again, and null in the run.
   PageId take_page(const RunKey& key, PageRun& run, std::size_t index);
   void pin_page(const RunKey& key, PageRun& run, std::size_t index, Pins change);

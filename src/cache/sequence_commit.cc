@@ -81,10 +81,13 @@ Result<void> CacheCore::commit(SequenceState& sequence, std::span<const TokenId>
     return make_error(ErrorCode::kDataLoss, "the step that wrote tokens {} to {} has failed", from,
                       committed);
   }
-  if (committed > sequence.history) {
-    SLACKWATER_RETURN_IF_ERROR(resize(sequence, std::nullopt, committed));
-  }
   const WriteLock lock(mutex_);
+  if (committed > sequence.history) {
+    if (!is_within_blocks(sequence, sequence.capacity, committed)) {
+      SLACKWATER_RETURN_IF_ERROR(grow(sequence, sequence.capacity, committed));
+    }
+    sequence.history = committed;
+  }
   Event written = options.written;
   if (!sequence.arrived.is_done()) {
     const std::array<Event, 2> both = {written, sequence.arrived};
@@ -94,8 +97,10 @@ Result<void> CacheCore::commit(SequenceState& sequence, std::span<const TokenId>
   sequence.unpublished.insert(sequence.unpublished.end(), tokens.begin(), tokens.end());
   sequence.num_committed = committed;
   note_written(sequence, from, written);
-  const std::array<Event, 2> all = {sequence.written, written};
-  sequence.written = device::merge(all);
+  if (!written.is_null() || !sequence.written.is_null()) {
+    const std::array<Event, 2> all = {sequence.written, written};
+    sequence.written = device::merge(all);
+  }
   publish(sequence);
   if (options.is_end) {
     sequence.is_finished = true;
@@ -104,7 +109,7 @@ Result<void> CacheCore::commit(SequenceState& sequence, std::span<const TokenId>
   } else if (config_.commit_policy == CommitPolicy::kEndpointsOnly && !tokens.empty()) {
     copy_endpoint(sequence);
   }
-  publish_snapshots(sequence);
+  if (!sequence.snapshots.empty()) publish_snapshots(sequence);
   clean_up();
   return {};
 }
@@ -207,14 +212,25 @@ void CacheCore::cancel_snapshot(SequenceState& sequence, std::int64_t position) 
   sequence.snapshots.erase(at);
 }
 
-// The node of the path, or the copy of its end, that holds a position; none where that block is
-// not in the tree.
+// The node of the path that holds a position; of one in the block at the end, whichever branch
+// begins with that. None where that block is not in the tree.
 NodeIndex CacheCore::node_of_position(const SequenceState& sequence, std::int64_t position) const {
+  if (position <= 0) return kNoNode;
   const std::int64_t block = (position - 1) / config_.tokens_per_block;
-  if (position <= 0 || tree_->node(sequence.leaf).is_root()) return kNoNode;
-  const NodeIndex node = path_node(sequence.leaf, block);
-  const TreeNode& found = tree_->node(node);
-  return position <= tree_->end_token(found) ? node : kNoNode;
+  if (block < sequence.num_path_blocks) {
+    const NodeIndex node = path_node(sequence.leaf, block);
+    return position <= tree_->end_token(tree_->node(node)) ? node : kNoNode;
+  }
+  const std::span<const TokenId> tail = sequence.unpublished;
+  if (std::ssize(tail) >= config_.tokens_per_block) return kNoNode;
+  return branch_with(sequence.leaf, tail);
+}
+
+// A child that begins with some tokens, if there are any.
+NodeIndex CacheCore::branch_with(NodeIndex parent, std::span<const TokenId> tokens) const {
+  if (tokens.empty()) return kNoNode;
+  const NodeIndex same = tree_->find_child(parent, tokens);
+  return same != kNoNode ? same : tree_->find_longer_child(parent, tokens);
 }
 
 // False where there is one already.

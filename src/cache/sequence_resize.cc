@@ -122,6 +122,7 @@ void CacheCore::let_go(SequenceState& sequence, std::size_t group, const BlockRa
 // Pages for blocks [first, end) of a group that it needs. There is room for them.
 void CacheCore::allocate_blocks(SequenceState& sequence, std::size_t group, std::int64_t first,
                                 std::int64_t end) {
+  if (first == end) return;
   SequenceGroup& own = sequence.groups[group];
   const auto count =
       static_cast<std::size_t>(end - first - intersect(own.stale, BlockRange{first, end}).size());
@@ -212,10 +213,7 @@ void CacheCore::shrink(SequenceState& sequence, std::int64_t capacity) {
     SequenceGroup& own = sequence.groups[g];
     own.run.last_use = last_use;
     const auto left = static_cast<std::size_t>(std::max<std::int64_t>(0, end - own.first_block));
-    while (own.run.pages.size() > left) {
-      release_page(sequence_key(sequence, g), own.run.pages.size() - 1);
-      own.run.pages.pop_back();
-    }
+    if (left < own.run.pages.size()) residency_->release_tail(own.run, left);
     trim_table(own, end);
   }
 }
@@ -232,7 +230,9 @@ Result<void> CacheCore::resize(SequenceState& sequence, std::optional<std::int64
     return {};
   }
   const WriteLock lock(mutex_);
-  SLACKWATER_RETURN_IF_ERROR(grow(sequence, capacity, history));
+  const bool is_shrinking =
+      history == sequence.history && num_blocks(capacity) <= num_blocks(sequence.capacity);
+  if (!is_shrinking) SLACKWATER_RETURN_IF_ERROR(grow(sequence, capacity, history));
   shrink(sequence, capacity);
   sequence.capacity = capacity;
   sequence.history = history;

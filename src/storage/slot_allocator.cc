@@ -17,8 +17,9 @@ constexpr int kLooksPerCall = 8;
 
 SlotAllocator::SlotAllocator(std::int32_t capacity) { grow(capacity); }
 
-std::optional<SlotGrant> SlotAllocator::allocate() {
-  if (ready_.size == 0 && pending_.size > 0) note_finished();
+// Where no slot is known to be ready.
+std::optional<SlotGrant> SlotAllocator::allocate_other() {
+  if (pending_.size > 0) note_finished();
   if (ready_.size > 0) return take_first(ready_);
   if (high_water_ < issue_end()) {
     const std::int32_t slot = high_water_++;
@@ -29,21 +30,7 @@ std::optional<SlotGrant> SlotAllocator::allocate() {
   return std::nullopt;
 }
 
-bool SlotAllocator::release(SlotId slot, const device::Event& last_use) {
-  note_use(slot, last_use);
-  --num_occupied_;
-  if (slot.value() < issue_end()) return add_free(slot.value());
-  entry(slot.value()).state = State::kOverflow;
-  --num_occupied_past_end_;
-  ++num_overflow_;
-  return entry(slot.value()).last_use.is_done();
-}
-
-void SlotAllocator::note_use(SlotId slot, const device::Event& event) {
-  SLACKWATER_CHECK(is_occupied(slot),
-                   "use or release of slot {}, which is not occupied; {} are of {}", slot.value(),
-                   num_occupied_, capacity_);
-  if (event.is_null()) return;
+void SlotAllocator::add_use(SlotId slot, const device::Event& event) {
   device::Event& last_use = entry(slot.value()).last_use;
   if (last_use.is_null()) {
     last_use = event;
@@ -53,19 +40,9 @@ void SlotAllocator::note_use(SlotId slot, const device::Event& event) {
   }
 }
 
-void SlotAllocator::set_tag(SlotId slot, std::int32_t tag) {
-  SLACKWATER_DCHECK(is_occupied(slot), "a tag for slot {}, which is not occupied", slot.value());
-  entry(slot.value()).next = tag;
-}
-
 std::int32_t SlotAllocator::tag(SlotId slot) const {
   SLACKWATER_DCHECK(is_occupied(slot), "the tag of slot {}, which is not occupied", slot.value());
   return entry(slot.value()).next;
-}
-
-bool SlotAllocator::is_occupied(SlotId slot) const {
-  return 0 <= slot.value() && slot.value() < capacity_ &&
-         entry(slot.value()).state == State::kOccupied;
 }
 
 void SlotAllocator::grow(std::int32_t capacity) {
@@ -122,33 +99,6 @@ void SlotAllocator::cancel_shrink() {
   }
 }
 
-void SlotAllocator::occupy(std::int32_t slot) {
-  entry(slot).state = State::kOccupied;
-  entry(slot).next = 0;
-  ++num_occupied_;
-}
-
-void SlotAllocator::push(Queue& queue, std::int32_t slot, State state) {
-  Entry& added = entry(slot);
-  added.state = state;
-  added.next = kNone;
-  if (queue.size++ == 0) {
-    queue.first = slot;
-  } else {
-    entry(queue.last).next = slot;
-  }
-  queue.last = slot;
-}
-
-// Unlinks the slot that follows `before`, or the first one for kNone.
-void SlotAllocator::remove_after(Queue& queue, std::int32_t before) {
-  const std::int32_t slot = before == kNone ? queue.first : entry(before).next;
-  const std::int32_t next = entry(slot).next;
-  (before == kNone ? queue.first : entry(before).next) = next;
-  if (queue.last == slot) queue.last = before;
-  --queue.size;
-}
-
 // Moves slots whose last use has ended from pending to ready, among the first few.
 void SlotAllocator::note_finished() {
   std::int32_t before = kNone;
@@ -163,26 +113,6 @@ void SlotAllocator::note_finished() {
     }
     slot = next;
   }
-}
-
-// Queues a slot that belongs to no list, by what has become of its last use; true when that is
-// over.
-bool SlotAllocator::add_free(std::int32_t slot) {
-  const bool is_over = entry(slot).last_use.is_done() || SLACKWATER_MUTANT(slot_forgets_last_use);
-  if (is_over) {
-    entry(slot).last_use = {};
-    push(ready_, slot, State::kReady);
-  } else {
-    push(pending_, slot, State::kPending);
-  }
-  return is_over;
-}
-
-SlotGrant SlotAllocator::take_first(Queue& queue) {
-  const std::int32_t slot = queue.first;
-  remove_after(queue, kNone);
-  occupy(slot);
-  return {SlotId(slot), std::exchange(entry(slot).last_use, {})};
 }
 
 // Takes the slots at or past `end` out of a queue; the others keep their order.

@@ -270,30 +270,17 @@ void TieredStore::prefetch_slot(PageId id) const {
   tiers_[index_of(page.tier)].pools[pool_group_of(page.tier, page)]->slots().prefetch(page.slot);
 }
 
-bool TieredStore::is_alive(PageId page) const {
-  return page.index < pages_.size() && pages_[page.index].is_alive &&
-         (pages_[page.index].life == page.life || SLACKWATER_MUTANT(stale_page_is_alive));
-}
-
-TieredStore::Page& TieredStore::live(PageId page) {
-  SLACKWATER_CHECK(is_alive(page), "page {} of life {} is stale", page.index, page.life);
-  return pages_[page.index];
-}
-
-const TieredStore::Page& TieredStore::live(PageId page) const {
-  SLACKWATER_CHECK(is_alive(page), "page {} of life {} is stale", page.index, page.life);
-  return pages_[page.index];
-}
-
-void TieredStore::release(PageId id) {
-  Page& page = live(id);
-  --num_pages_[index_of(page.tier)];
-  give_slot(page.tier, pool_group_of(page.tier, page), page.slot, page.ready);
-  page.ready = {};
-  page.is_alive = false;
-  ++page.life;
-  page.slot = SlotId(static_cast<std::int32_t>(first_free_));
-  first_free_ = id.index;
+void TieredStore::release(std::span<const PageId> pages) {
+  for (const PageId id : pages) {
+    Page& page = live(id);
+    --num_pages_[index_of(page.tier)];
+    give_slot(page.tier, pool_group_of(page.tier, page), page.slot, page.ready);
+    if (!page.ready.is_null()) page.ready = {};
+    page.is_alive = false;
+    ++page.life;
+    page.slot = SlotId(static_cast<std::int32_t>(first_free_));
+    first_free_ = id.index;
+  }
 }
 
 PageInfo TieredStore::info(PageId id) const {

@@ -3,10 +3,13 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "slackwater/base/check.h"
 #include "slackwater/base/error.h"
 #include "slackwater/base/ids.h"
+#include "slackwater/base/mutant.h"
 #include "slackwater/device/event.h"
 
 namespace slackwater::storage {
@@ -115,6 +118,8 @@ class SlotAllocator {
   std::int32_t issue_end() const { return shrink_end_.value_or(capacity_); }
   Entry& entry(std::int32_t slot) { return entries_[static_cast<std::size_t>(slot)]; }
   const Entry& entry(std::int32_t slot) const { return entries_[static_cast<std::size_t>(slot)]; }
+  std::optional<SlotGrant> allocate_other();
+  void add_use(SlotId slot, const device::Event& event);
   void occupy(std::int32_t slot);
   void push(Queue& queue, std::int32_t slot, State state);
   void remove_after(Queue& queue, std::int32_t before);
@@ -133,6 +138,86 @@ class SlotAllocator {
   Queue pending_;
   std::vector<Entry> entries_;  // [capacity]
 };
+
+// Small enough to be worth more where they are called.
+
+inline bool SlotAllocator::is_occupied(SlotId slot) const {
+  return 0 <= slot.value() && slot.value() < capacity_ &&
+         entry(slot.value()).state == State::kOccupied;
+}
+
+inline std::optional<SlotGrant> SlotAllocator::allocate() {
+  return ready_.size > 0 ? take_first(ready_) : allocate_other();
+}
+
+inline void SlotAllocator::note_use(SlotId slot, const device::Event& event) {
+  SLACKWATER_CHECK(is_occupied(slot),
+                   "use or release of slot {}, which is not occupied; {} are of {}", slot.value(),
+                   num_occupied_, capacity_);
+  if (!event.is_null()) add_use(slot, event);
+}
+
+inline bool SlotAllocator::release(SlotId slot, const device::Event& last_use) {
+  note_use(slot, last_use);
+  --num_occupied_;
+  if (slot.value() < issue_end()) return add_free(slot.value());
+  entry(slot.value()).state = State::kOverflow;
+  --num_occupied_past_end_;
+  ++num_overflow_;
+  return entry(slot.value()).last_use.is_done();
+}
+
+inline void SlotAllocator::set_tag(SlotId slot, std::int32_t tag) {
+  SLACKWATER_DCHECK(is_occupied(slot), "a tag for slot {}, which is not occupied", slot.value());
+  entry(slot.value()).next = tag;
+}
+
+inline void SlotAllocator::occupy(std::int32_t slot) {
+  entry(slot).state = State::kOccupied;
+  entry(slot).next = 0;
+  ++num_occupied_;
+}
+
+inline void SlotAllocator::push(Queue& queue, std::int32_t slot, State state) {
+  Entry& added = entry(slot);
+  added.state = state;
+  added.next = kNone;
+  if (queue.size++ == 0) {
+    queue.first = slot;
+  } else {
+    entry(queue.last).next = slot;
+  }
+  queue.last = slot;
+}
+
+// Unlinks the slot that follows `before`, or the first one for kNone.
+inline void SlotAllocator::remove_after(Queue& queue, std::int32_t before) {
+  const std::int32_t slot = before == kNone ? queue.first : entry(before).next;
+  const std::int32_t next = entry(slot).next;
+  (before == kNone ? queue.first : entry(before).next) = next;
+  if (queue.last == slot) queue.last = before;
+  --queue.size;
+}
+
+// Queues a slot that belongs to no list, by what has become of its last use; true when that is
+// over.
+inline bool SlotAllocator::add_free(std::int32_t slot) {
+  const bool is_over = entry(slot).last_use.is_done() || SLACKWATER_MUTANT(slot_forgets_last_use);
+  if (is_over) {
+    entry(slot).last_use = {};
+    push(ready_, slot, State::kReady);
+  } else {
+    push(pending_, slot, State::kPending);
+  }
+  return is_over;
+}
+
+inline SlotGrant SlotAllocator::take_first(Queue& queue) {
+  const std::int32_t slot = queue.first;
+  remove_after(queue, kNone);
+  occupy(slot);
+  return {SlotId(slot), std::exchange(entry(slot).last_use, {})};
+}
 
 }  // namespace slackwater::storage
 

@@ -9,11 +9,14 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "slackwater/base/certificate.h"
+#include "slackwater/base/check.h"
 #include "slackwater/base/error.h"
 #include "slackwater/base/ids.h"
+#include "slackwater/base/mutant.h"
 #include "slackwater/base/page_table.h"
 #include "slackwater/device/device.h"
 #include "slackwater/storage/cold_page_codec.h"
@@ -136,10 +139,14 @@ class TieredStore {
   // whoever had the slots; `ready` is the event of that.
   Result<void> allocate(LayerGroupId group, std::span<PageId> pages);
   Result<PageId> allocate(LayerGroupId group);
-  // Its slot is free once the uses noted are done. CHECK: the page lives.
-  void release(PageId page);
+  // Their slots are free once the uses noted are done. CHECK: the pages live.
+  void release(std::span<const PageId> pages);
+  void release(PageId page) { release(std::span(&page, 1)); }
 
-  bool is_alive(PageId page) const;
+  bool is_alive(PageId page) const {
+    return page.index < pages_.size() && pages_[page.index].is_alive &&
+           (pages_[page.index].life == page.life || SLACKWATER_MUTANT(stale_page_is_alive));
+  }
   PageInfo info(PageId page) const;  // CHECK: the page lives
   // Parts of it, for whoever looks at many pages. CHECK: the page lives.
   Tier tier(PageId page) const { return live(page).tier; }
@@ -261,8 +268,11 @@ class TieredStore {
   void note_slot_use(const Page& page, const device::Event& event);
   std::uint32_t new_record(LayerGroupId group);
   void place(std::uint32_t index, Tier tier, SlotId slot);
-  Page& live(PageId page);
-  const Page& live(PageId page) const;
+  Page& live(PageId page) { return const_cast<Page&>(std::as_const(*this).live(page)); }
+  const Page& live(PageId page) const {
+    SLACKWATER_CHECK(is_alive(page), "page {} of life {} is stale", page.index, page.life);
+    return pages_[page.index];
+  }
 
   Result<std::vector<std::uint32_t>> plan_migration(std::span<const PageId> pages, Tier to,
                                                     const HostReservation* reservation);

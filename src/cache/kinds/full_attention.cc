@@ -7,11 +7,10 @@ namespace {
 
 class FullAttentionKind final : public GroupKind {
  public:
-  using GroupKind::GroupKind;
+  explicit FullAttentionKind(std::int64_t tokens_per_block)
+      : GroupKind(tokens_per_block, true, true) {}
 
   std::string describe() const override { return "full attention"; }
-  bool has_block_pages() const override { return true; }
-  bool needs_every_block() const override { return true; }
   BlockRange stale_blocks(std::int64_t) const override { return {}; }
 
   std::int64_t longest_usable(const GroupOffer& offer, std::int64_t limit) const override {

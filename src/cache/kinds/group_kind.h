@@ -39,16 +39,19 @@ class GroupOffer {
 // Errors: none.
 class GroupKind {
  public:
-  explicit GroupKind(std::int64_t tokens_per_block) : tokens_per_block_(tokens_per_block) {}
+  GroupKind(std::int64_t tokens_per_block, bool has_block_pages, bool needs_every_block)
+      : tokens_per_block_(tokens_per_block),
+        has_block_pages_(has_block_pages),
+        needs_every_block_(needs_every_block) {}
   virtual ~GroupKind() = default;
 
   // "full attention", "sliding window of 128 after 48 sink tokens", "recurrent".
   virtual std::string describe() const = 0;
 
   // Whether there is a page per block. Otherwise there is one for the whole sequence.
-  virtual bool has_block_pages() const = 0;
+  bool has_block_pages() const { return has_block_pages_; }
   // Whether a block is of no use without all blocks before it.
-  virtual bool needs_every_block() const = 0;
+  bool needs_every_block() const { return needs_every_block_; }
 
   // Blocks whose pages are not needed any more once `history` tokens are computed.
   virtual BlockRange stale_blocks(std::int64_t history) const = 0;
@@ -69,6 +72,8 @@ class GroupKind {
 
  private:
   const std::int64_t tokens_per_block_;
+  const bool has_block_pages_;
+  const bool needs_every_block_;
 };
 
 std::unique_ptr<GroupKind> make_group_kind(const LayerKind& kind, std::int64_t tokens_per_block);

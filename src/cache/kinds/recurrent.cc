@@ -5,11 +5,10 @@ namespace {
 
 class RecurrentKind final : public GroupKind {
  public:
-  using GroupKind::GroupKind;
+  explicit RecurrentKind(std::int64_t tokens_per_block)
+      : GroupKind(tokens_per_block, false, false) {}
 
   std::string describe() const override { return "recurrent"; }
-  bool has_block_pages() const override { return false; }
-  bool needs_every_block() const override { return false; }
   BlockRange stale_blocks(std::int64_t history) const override {
     return {0, history / tokens_per_block()};
   }

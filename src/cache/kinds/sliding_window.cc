@@ -11,7 +11,7 @@ namespace {
 class SlidingWindowKind final : public GroupKind {
  public:
   SlidingWindowKind(const SlidingWindow& window, std::int64_t tokens_per_block)
-      : GroupKind(tokens_per_block),
+      : GroupKind(tokens_per_block, true, false),
         window_(window),
         sink_blocks_(ceil_div(window.num_sink_tokens, tokens_per_block)) {}
 
@@ -20,8 +20,6 @@ class SlidingWindowKind final : public GroupKind {
     return fmt::format("sliding window of {} after {} sink tokens", window_.window,
                        window_.num_sink_tokens);
   }
-  bool has_block_pages() const override { return true; }
-  bool needs_every_block() const override { return false; }
 
   // The block of the oldest token that the next one still sees is the first that is needed after
   // the sinks.
