@@ -512,6 +512,8 @@ class KvCacheManagerModel {
     check_match({}, tokens, match);
     const auto first = manager_->probe_first_new_block({}, tokens);
     const std::int64_t size = manager_->tokens_per_block();
+    // More may be written by the second look.
+    if (!steps_.empty()) return;
     ASSERT_EQ(first.has_value(), match.reused / size * size + size <= std::ssize(tokens));
   }
 

@@ -125,6 +125,16 @@ class DiskTierTest : public testing::Test {
   std::vector<std::string> warnings_;
 };
 
+// Direct requests need whole sectors, and every frame has a header.
+TEST(DiskFrameBytes, AreWholeSectorsWithRoomForTheHeader) {
+  for (const std::int64_t payload : {1, 100, 4095, 4096, 36864, 1 << 20}) {
+    const std::int64_t bytes = disk_frame_bytes(payload);
+    EXPECT_EQ(bytes % 512, 0) << payload;
+    EXPECT_GT(bytes, payload);
+    EXPECT_LE(bytes, payload + 2 * 512) << payload;
+  }
+}
+
 TEST_F(DiskTierTest, ServesWhatWasWritten) {
   const auto tier = open();
   std::vector<SlotId> slots;

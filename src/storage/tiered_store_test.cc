@@ -57,6 +57,62 @@ TEST_F(TieredStoreTest, LayerGroupsWithEqualSlotsShareThem) {
   EXPECT_EQ(t.store->cold_page_bytes(kState), 1024 + 128) << "both pools, one after the other";
 }
 
+// On every seed of the adversary: the copy waits for the source, and the source's slot for the
+// copy.
+TEST_F(TieredStoreTest, ACopyIsAPageOfItsOwn) {
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    TestStore t = make({.seed = seed});
+    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+      const PageId source = t.written_pages(kState, 1)[0];
+      ASSERT_TRUE(t.store->migrate(std::span(&source, 1), tier).has_value());
+      const PageId copy = *t.store->allocate(kState);
+      ASSERT_TRUE(t.store->copy(source, copy).has_value());
+      EXPECT_EQ(t.store->certificate(copy), Digest128()) << "nobody vouches for it yet";
+      t.know(copy, t.certificate_of(source));
+      t.store->certify(copy, t.certificate_of(source));
+      // Whoever gets the slot of the source next writes to it only after the copy.
+      t.store->release(source);
+      t.written_pages(kState, 1);
+      EXPECT_TRUE(t.holds_its_bytes(copy)) << "from the " << to_string(tier);
+      t.store->audit();
+    }
+  }
+}
+
+TEST_F(TieredStoreTest, ACopyOfWhatIsNotThereIsRefused) {
+  TestStore t = make();
+  const PageId source = t.written_pages(kState, 1)[0];
+  const PageId copy = *t.store->allocate(kState);
+  ASSERT_TRUE(t.store->migrate(std::span(&source, 1), Tier::kDisk).has_value());
+  EXPECT_EQ(t.store->copy(source, copy).error().code(), ErrorCode::kFailedPrecondition);
+  const PageId lost = t.written_pages(kState, 1)[0];
+  t.fail_copy(t.num_copies());
+  ASSERT_TRUE(t.store->migrate(std::span(&lost, 1), Tier::kHost).has_value());
+  ASSERT_EQ(t.store->ready(lost).wait(), EventStatus::kFailed);
+  const auto refused = t.store->copy(lost, copy);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kDataLoss);
+  EXPECT_THAT(refused.error().text(), HasSubstr("are lost"));
+  t.store->audit();
+}
+
+// A copy whose source is lost before it is read is lost too, and so is one that fails itself.
+TEST_F(TieredStoreTest, ACopyIsLostWithItsSource) {
+  TestStore t = make({.seed = 0, .lazy = true});
+  const PageId source = t.written_pages(kState, 1)[0];
+  t.fail_copy(t.num_copies());
+  ASSERT_TRUE(t.store->migrate(std::span(&source, 1), Tier::kHost).has_value());
+  const PageId copy = *t.store->allocate(kState);
+  ASSERT_TRUE(t.store->copy(source, copy).has_value());
+  EXPECT_EQ(t.store->ready(copy).wait(), EventStatus::kFailed);
+
+  const PageId other = t.written_pages(kState, 1)[0];
+  t.fail_copy(t.num_copies());
+  ASSERT_TRUE(t.store->copy(other, copy).has_value());
+  EXPECT_EQ(t.store->ready(copy).wait(), EventStatus::kFailed);
+  EXPECT_TRUE(t.survives(other));
+  t.store->audit();
+}
+
 // Rounds every blob up, so that pages of different slots are blobs of one size, or gives pages of
 // equal slots blobs of different sizes.
 class PaddingCodec final : public ColdPageCodec {

@@ -52,6 +52,9 @@ class TestStore {
     open(device, directory, options);
   }
 
+  // What the compute stream still writes goes to memory of the store.
+  ~TestStore() { compute_->synchronize(); }
+
   // Pages of a group, written by the compute stream, each with a key and a certificate of its own.
   std::vector<PageId> written_pages(LayerGroupId group, std::int32_t count) {
     std::vector<PageId> pages(static_cast<std::size_t>(count));
