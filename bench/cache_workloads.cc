@@ -18,6 +18,10 @@
 //   get, free d: n pages for a sequence, and back
 //   evict     e: one page more in a pool full of idle ones
 //   suspend, resume   g: 2,048 tokens of prompt and 64 generated, at once
+//   memory    bytes of bookkeeping per page of a pool full of finished prompts
+//
+// `match_cold` and so on are b after everything has been driven out of the processor's caches.
+// f, growth with N, is tools/cache_growth.py: it counts instructions of timed().
 
 #include <algorithm>
 #include <chrono>
@@ -29,9 +33,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include "slackwater/cache/kv_cache_manager.h"
 #include "slackwater/device/cpu_device.h"
@@ -106,15 +112,35 @@ class Samples {
     return percentile(all, 0.99);
   }
   std::size_t repetitions() const { return by_repetition_.size(); }
+  std::size_t size() const {
+    std::size_t count = 0;
+    for (const auto& samples : by_repetition_) count += samples.size();
+    return count;
+  }
 
  private:
   std::vector<std::vector<double>> by_repetition_;
 };
 
+// What is between the two looks at the clock, by a name that a profiler can be told.
+__attribute__((noinline)) void timed(const std::function<void()>& work) { work(); }
+
 double ns_of(const std::function<void()>& work) {
   const auto start = Clock::now();
-  work();
+  timed(work);
   return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+}
+
+// Drives everything else out of the caches.
+void flush_caches() {
+  static std::vector<std::uint64_t> large(std::size_t{32} << 20);
+  for (std::size_t i = 0; i < large.size(); i += 8) large[i] += i;
+}
+
+// In use by malloc: not the pages of the device, which are mapped.
+std::int64_t heap_bytes() {
+  const struct mallinfo2 info = mallinfo2();
+  return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
 }
 
 std::string cpu_name() {
@@ -182,10 +208,11 @@ class Bench {
     const double median = samples.median();
     fmt::print(
         "{{\"workload\":\"{}\",\"pages\":{},\"tokens_per_block\":{},{}\"median_ns\":{:.0f},"
-        "\"p99_ns\":{:.0f},\"repetitions\":{},\"cpu\":\"{}\",\"compiler\":\"{}\"}}\n",
+        "\"p99_ns\":{:.0f},\"repetitions\":{},\"samples\":{},\"cpu\":\"{}\",\"compiler\":\"{}\"}}"
+        "\n",
         name, manager_->room(storage::Tier::kDevice, LayerGroupId(0)).total,
-        options_.tokens_per_block, more, median, samples.p99(), samples.repetitions(), cpu_name(),
-        __VERSION__);
+        options_.tokens_per_block, more, median, samples.p99(), samples.repetitions(),
+        samples.size(), cpu_name(), __VERSION__);
     std::fflush(stdout);
   }
 
@@ -235,7 +262,7 @@ void grant(const Options& options, std::int64_t num_running, bool commits) {
 }
 
 // b.
-void long_prompt(const Options& options) {
+void long_prompt(const Options& options, bool is_cold) {
   constexpr std::int64_t kKnown = 99'968;
   constexpr std::int64_t kNew = 32;
   Bench bench(options, options.num_pages, states_for(options.num_pages, options, 64));
@@ -262,6 +289,7 @@ void long_prompt(const Options& options) {
       Tokens prompt = known;
       for (const TokenId token : tokens_of(2 + n++, kNew, kKnown)) prompt.push_back(token);
       Sequence sequence;
+      if (is_cold) flush_caches();
       const double of_match = ns_of([&] { sequence = bench.create(prompt); });
       if (sequence.num_committed() != kKnown) {
         fail(fmt::format("{} of {} tokens were found", sequence.num_committed(), kKnown));
@@ -277,14 +305,18 @@ void long_prompt(const Options& options) {
       admit.add(of_admit);
       publish.add(of_publish);
       total.add(of_match + of_admit + of_publish);
+      if (is_cold) flush_caches();
       release.add(ns_of([&] { sequence.close(); }));
     }
   }
-  bench.report("match", match, "");
-  bench.report("admit", admit, "");
-  bench.report("publish", publish, "");
-  bench.report("total", total, "");
-  bench.report("release", release, "");
+  const std::pair<const char*, const Samples*> figures[] = {{"match", &match},
+                                                            {"admit", &admit},
+                                                            {"publish", &publish},
+                                                            {"total", &total},
+                                                            {"release", &release}};
+  for (const auto& [name, samples] : figures) {
+    bench.report(fmt::format("{}{}", name, is_cold ? "_cold" : ""), *samples, "");
+  }
 }
 
 // c.
@@ -384,24 +416,45 @@ void preempt(const Options& options) {
   bench.report("resume", of_resume, "\"tokens_lost\":0,");
 }
 
+// What is known of a page beside its bytes, all of it.
+void memory(const Options& options) {
+  const std::int64_t before = heap_bytes();
+  Bench bench(options, options.num_pages, states_for(options.num_pages, options, 64));
+  bench.fill(1);
+  const std::int64_t bytes = heap_bytes() - before;
+  const TierRoom pages = bench.manager().room(storage::Tier::kDevice, LayerGroupId(0));
+  const TierRoom states = bench.manager().room(storage::Tier::kDevice, LayerGroupId(1));
+  const std::int64_t count = pages.total + states.total;
+  const std::int64_t of_tokens =
+      4 * std::int64_t{pages.evictable} * std::int64_t{options.tokens_per_block};
+  fmt::print(
+      "{{\"workload\":\"memory\",\"pages\":{},\"states\":{},\"tokens_per_block\":{},\"bytes\":{},"
+      "\"bytes_per_page\":{:.1f},\"bytes_per_page_beside_tokens\":{:.1f}}}\n",
+      pages.total, states.total, options.tokens_per_block, bytes,
+      static_cast<double>(bytes) / static_cast<double>(count),
+      static_cast<double>(bytes - of_tokens) / static_cast<double>(count));
+}
+
 void run(const Options& options) {
   const std::pair<const char*, std::function<void()>> workloads[] = {
       {"grant", [&] { grant(options, 256, false); }},
       {"grant1", [&] { grant(options, 1, false); }},
       {"commit", [&] { grant(options, 256, true); }},
-      {"match", [&] { long_prompt(options); }},
+      {"match", [&] { long_prompt(options, false); }},
+      {"match_cold", [&] { long_prompt(options, true); }},
       {"cycle", [&] { cycle(options); }},
       {"get", [&] { get_and_free(options, 1); }},
       {"get10", [&] { get_and_free(options, 10); }},
       {"get1000", [&] { get_and_free(options, 1000); }},
       {"evict", [&] { evict(options); }},
       {"suspend", [&] { preempt(options); }},
+      {"memory", [&] { memory(options); }},
   };
   for (const auto& [name, work] : workloads) {
     if (!options.only.empty() && options.only != name) continue;
     // The long prompt does not fit a smaller pool.
     const bool fits = options.num_pages * options.tokens_per_block > 110'000;
-    if (std::string_view(name) == "match" && !fits) continue;
+    if (std::string_view(name).starts_with("match") && !fits) continue;
     work();
   }
 }

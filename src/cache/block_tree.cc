@@ -331,9 +331,12 @@ void BlockTree::truncate(NodeIndex index, std::int32_t num_left) {
   }
   std::erase_if(cut.short_pages, [&](const auto& page) { return page.block >= num_left; });
   cut.num_written = std::min(cut.num_written, num_left);
-  for (PendingWrite& write : cut.writes) write.end_block = std::min(write.end_block, num_left);
-  std::erase_if(cut.writes,
-                [&](const PendingWrite& write) { return write.end_block <= cut.num_written; });
+  // Writes past what is left are nobody's business any more.
+  std::size_t kept = 0;
+  for (std::int32_t end = cut.num_written; end < num_left && kept < cut.writes.size(); ++kept) {
+    end = cut.writes[kept].end_block = std::min(cut.writes[kept].end_block, num_left);
+  }
+  cut.writes.resize(SLACKWATER_MUTANT(cut_node_waits_on) ? cut.writes.size() : kept);
 }
 
 void BlockTree::erase(NodeIndex index) {

@@ -109,6 +109,27 @@ TEST(BlockTree, ASplitSharesOutPendingWrites) {
   EXPECT_EQ(split_at(5, 2), std::pair(std::size_t{2}, std::size_t{1}));
 }
 
+// A node waits only for what is left of it.
+TEST(BlockTree, ACutForgetsWritesPastIt) {
+  device::EventSource first(device::Event(new device::EventState("first")));
+  device::EventSource second(device::Event(new device::EventState("second")));
+  const auto ends_after_cut = [&](std::int32_t num_left, std::int32_t num_written) {
+    Fixture f;
+    const NodeIndex node = f.add(f.tree.find_or_add_root({}), numbers(0, 24));
+    f.tree.node(node).num_written = num_written;
+    f.tree.node(node).writes = {{4, first.event()}, {6, second.event()}};
+    f.tree.truncate(node, num_left);
+    std::vector<std::int32_t> ends;
+    for (const PendingWrite& write : f.tree.node(node).writes) ends.push_back(write.end_block);
+    return ends;
+  };
+  EXPECT_THAT(ends_after_cut(5, 2), testing::ElementsAre(4, 5));
+  EXPECT_THAT(ends_after_cut(4, 2), testing::ElementsAre(4));
+  EXPECT_THAT(ends_after_cut(3, 2), testing::ElementsAre(3));
+  EXPECT_THAT(ends_after_cut(2, 2), testing::IsEmpty());
+  EXPECT_THAT(ends_after_cut(1, 2), testing::IsEmpty());
+}
+
 TEST(BlockTree, SnapshotsGoWhereTheirPositionIs) {
   Fixture f;
   PageRun snapshots;

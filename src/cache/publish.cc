@@ -268,6 +268,8 @@ void CacheCore::publish(SequenceState& sequence) {
 void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
   TreeNode& from = tree_->node(shorter);
   TreeNode& to = tree_->node(longer);
+  settle(shorter);
+  const bool is_written = from.num_written == 1 || SLACKWATER_MUTANT(unwritten_block_is_absorbed);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     PageRun& source = from.runs[g];
     PageRun& target = to.runs[g];
@@ -294,8 +296,10 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
     }
     const LayerGroupId group(static_cast<std::int32_t>(g));
     const std::int32_t covered = tree_->coverage(from, group, 0);
-    // What somebody holds there and has lost is not replaced by less.
-    if (covered == 0 || !is_null(target.pages[0]) || target.pins_of(0) != Pins()) continue;
+    // What somebody holds there and has lost is not replaced by less, and what may never be written
+    // is not put where others see it.
+    if (covered == 0 || !is_written || !is_null(target.pages[0]) || target.pins_of(0) != Pins())
+      continue;
     target.pages[0] = residency_->take_page(node_key(shorter, g), source, 0);
     tree_->set_coverage(to, group, 0, covered);
     target.certificates.resize(target.pages.size());
@@ -371,16 +375,19 @@ NodeIndex CacheCore::endpoint_node(SequenceState& sequence) {
 }
 
 // Copies the pages of the partial block where the node has none that covers as much. False where
-// there is no room for one.
+// there is no room for one, or it is not written and others see the node already.
 bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index) {
   const auto tail = static_cast<std::int32_t>(sequence.unpublished.size());
+  const bool is_new = tree_->node(index).num_written == 0 && tree_->node(index).writes.empty();
+  const bool may_put = is_new || sequence.written.status() == EventStatus::kSucceeded ||
+                       SLACKWATER_MUTANT(unwritten_copy_is_seen);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     const LayerGroupId group(static_cast<std::int32_t>(g));
     const PageId source = own_page(sequence, g, sequence.num_path_blocks);
     if (!kind(g).has_block_pages() || is_null(source)) continue;
     if (matcher_->usable_coverage(tree_->node(index), group, 0) >= tail) continue;
     PageRun& run = node_run(index, g);
-    if (run.is_pinned_by_page && run.pins[0] != Pins()) return false;
+    if (!may_put || (run.is_pinned_by_page && run.pins[0] != Pins())) return false;
     const std::optional<PageId> copy = try_allocate(g);
     if (!copy.has_value()) return false;
     if (!store_->copy(source, *copy).has_value()) {
@@ -394,8 +401,7 @@ bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index) {
     certify_page(index, g, 0);
     residency_->page_added(node_key(index, g), run, 0);
   }
-  TreeNode& node = tree_->node(index);
-  if (node.num_written == 0 && node.writes.empty()) note_block(index, sequence.written);
+  if (is_new) note_block(index, sequence.written);
   return true;
 }
 
