@@ -40,6 +40,20 @@ void CacheCore::audit_node(NodeIndex index) const {
                    node.num_blocks());
 }
 
+// Snapshots of a node that lie inside its first block; each is found by its tokens.
+std::size_t CacheCore::audit_states(NodeIndex index) const {
+  if (first_recurrent_ == num_groups()) return 0;
+  std::size_t count = 0;
+  for (const std::int64_t position : tree_->node(index).runs[first_recurrent_].positions) {
+    const auto key = branch_key(index, first_recurrent_, position);
+    if (!key.has_value()) continue;
+    SLACKWATER_CHECK(states_.contains(*key, index), "node {}: nobody finds the snapshot at {}",
+                     index.value(), position);
+    ++count;
+  }
+  return count;
+}
+
 void CacheCore::audit_sequence(const SequenceState& sequence) const {
   SLACKWATER_CHECK(0 <= sequence.num_committed && sequence.num_committed <= sequence.history &&
                        sequence.history <= sequence.capacity,
@@ -98,6 +112,7 @@ void CacheCore::audit() const {
     }
   };
   std::size_t num_open = 0;
+  std::size_t num_branch_states = 0;
   for (const SequenceState& sequence : sequences_) {
     if (sequence.status == SequenceStatus::kClosed) continue;
     ++num_open;
@@ -118,8 +133,11 @@ void CacheCore::audit() const {
                      node.value(), tree_->node(node).users.locks, tree_->node(node).users.holds);
     if (tree_->node(node).is_root()) return;
     audit_node(node);
+    num_branch_states += audit_states(node);
     for (const PageRun& run : tree_->node(node).runs) count(run);
   });
+  SLACKWATER_CHECK(num_branch_states == states_.size(), "{} snapshots within blocks, {} are found",
+                   num_branch_states, states_.size());
   SLACKWATER_CHECK(num_open == num_open_, "{} sequences are open, {} counted", num_open, num_open_);
   residency_->check_invariants(num_pinned);
   store_->audit();

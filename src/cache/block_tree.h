@@ -14,6 +14,7 @@
 #include <tsl/robin_map.h>
 
 #include "cache/page_run.h"
+#include "cache/recycling_memory.h"
 #include "slackwater/base/digest.h"
 #include "slackwater/base/strong_int.h"
 #include "slackwater/cache/prefix_digest.h"
@@ -188,7 +189,7 @@ class BlockTree {
   const std::int32_t tokens_per_block_;
   const std::vector<PageRun> run_templates_;
   TokenDigests& digests_;
-  std::pmr::unsynchronized_pool_resource memory_;  // before all that lives in it
+  RecyclingMemory memory_;  // before all that lives in it
   std::deque<TreeNode> nodes_;
   std::vector<NodeIndex> free_;
   std::size_t num_nodes_ = 0;

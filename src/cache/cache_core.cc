@@ -36,7 +36,8 @@ Digest128 layout_digest(const KvCacheConfig& config, const LayerGroups& groups) 
 
 CacheCore::CacheCore(KvCacheConfig config)
     : config_(std::move(config)),
-      block_shift_(std::countr_zero(static_cast<std::uint32_t>(config_.tokens_per_block))) {}
+      block_shift_(std::countr_zero(static_cast<std::uint32_t>(config_.tokens_per_block))),
+      digests_(config_.text_only) {}
 
 CacheCore::~CacheCore() {
   SLACKWATER_CHECK(num_open_ == 0, "{} sequences are still open", num_open_);
@@ -57,7 +58,9 @@ Result<void> CacheCore::open(device::Device& device) {
   std::vector<PageRun> templates;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const LayerGroupDesc& group = groups_.groups()[g];
-    options.layer_groups.push_back({group.name, group.layout, room.ratios[g], room.min_slots[g]});
+    storage::LayerGroupSpec spec{group.name, group.layout, room.ratios[g], room.min_slots[g]};
+    spec.min_host_slots = room.min_host_slots[g];
+    options.layer_groups.push_back(std::move(spec));
     kinds_.push_back(make_group_kind(group.kind, config_.tokens_per_block));
     PageRun run;
     run.group = group.id;
@@ -80,8 +83,12 @@ Result<void> CacheCore::open(device::Device& device) {
   tree_ = std::make_unique<BlockTree>(config_.tokens_per_block, templates, digests_);
   residency_ =
       std::make_unique<Residency>(*store_, groups_.size(), *this, config_.guarantee_suspend);
+  first_recurrent_ = static_cast<std::size_t>(
+      std::find_if(kinds_.begin(), kinds_.end(),
+                   [](const auto& kind) { return !kind->has_block_pages(); }) -
+      kinds_.begin());
   matcher_ = std::make_unique<PrefixMatcher>(
-      *tree_, *store_, kinds_,
+      *tree_, *store_, kinds_, states_,
       PrefixMatcher::Options{config_.enable_partial_reuse, config_.reuse_match_backoff});
   return {};
 }
@@ -117,8 +124,36 @@ PageRun* CacheCore::find_run(const RunKey& key) {
 
 // What the tree loses.
 
+// Where states_ has a snapshot: nothing for one that is not inside the first block of its node, or
+// not of the group that stands for all.
+std::optional<std::uint64_t> CacheCore::branch_key(NodeIndex index, std::size_t group,
+                                                   std::int64_t position) const {
+  const TreeNode& node = tree_->node(index);
+  const std::int64_t tokens = position - tree_->first_token(node);
+  if (group != first_recurrent_ || tokens >= config_.tokens_per_block) return std::nullopt;
+  return BranchStates::key(
+      node.parent, std::span<const TokenId>(node.tokens).first(static_cast<std::size_t>(tokens)));
+}
+
+// Enters the snapshots of a node, or takes them out.
+void CacheCore::index_states(NodeIndex node, bool is_added) {
+  if (first_recurrent_ == num_groups()) return;
+  for (const std::int64_t position : node_run(node, first_recurrent_).positions) {
+    const auto key = branch_key(node, first_recurrent_, position);
+    if (!key.has_value()) break;
+    if (is_added) {
+      states_.add(*key, node);
+    } else {
+      states_.remove(*key, node);
+    }
+  }
+}
+
 NodeIndex CacheCore::split(NodeIndex node, std::int32_t at) {
+  index_states(node, false);
   const NodeIndex front = tree_->split(node, at);
+  index_states(front, true);
+  index_states(node, true);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     residency_->run_was_split(node_key(front, g), node_run(front, g), node_run(node, g));
   }
@@ -133,6 +168,8 @@ void CacheCore::release_page(const RunKey& key, std::size_t index) {
 void CacheCore::remove_snapshot(NodeIndex node, std::size_t group, std::size_t index) {
   release_page(node_key(node, group), index);
   PageRun& run = node_run(node, group);
+  const auto key = branch_key(node, group, run.positions[index]);
+  if (key.has_value()) states_.remove(*key, node);
   const auto at = static_cast<std::ptrdiff_t>(index);
   run.pages.erase(run.pages.begin() + at);
   run.pins.erase(run.pins.begin() + at);
@@ -399,9 +436,11 @@ std::vector<std::int64_t> CacheCore::snapshot_points(const MatchDepths& match,
   const bool has_states = std::any_of(kinds_.begin(), kinds_.end(),
                                       [](const auto& kind) { return !kind->has_block_pages(); });
   if (!has_states) return {};
-  const std::int64_t last = prompt_length - 1;
-  std::vector<std::int64_t> points = {
-      match.content, last / config_.tokens_per_block * config_.tokens_per_block, last};
+  // What is taken off every match is taken off where a snapshot can be found, too.
+  const std::int64_t last = prompt_length - 1 - config_.reuse_match_backoff;
+  std::vector<std::int64_t> points = {match.content - config_.reuse_match_backoff,
+                                      last / config_.tokens_per_block * config_.tokens_per_block,
+                                      last};
   const std::int64_t interval = config_.snapshot_interval;
   for (std::int64_t at = interval; interval > 0 && at < last; at += interval) points.push_back(at);
   std::erase_if(points, [&](std::int64_t at) { return at <= match.reused || at > last; });

@@ -100,6 +100,9 @@ class CacheCore final : public RunOwners {
   NodeIndex split(NodeIndex node, std::int32_t at);
   void release_page(const RunKey& key, std::size_t index);
   void remove_snapshot(NodeIndex node, std::size_t group, std::size_t index);
+  std::optional<std::uint64_t> branch_key(NodeIndex node, std::size_t group,
+                                          std::int64_t position) const;
+  void index_states(NodeIndex node, bool is_added);
   void cut(NodeIndex node, std::int32_t num_left);
   void cut_descendants(NodeIndex node);
   void release_blocks(NodeIndex node, std::int32_t num_left);
@@ -201,6 +204,7 @@ class CacheCore final : public RunOwners {
   }
 
   void audit_node(NodeIndex node) const;
+  std::size_t audit_states(NodeIndex node) const;
   void audit_sequence(const SequenceState& sequence) const;
 
   mutable WriteFirstMutex mutex_;
@@ -212,6 +216,8 @@ class CacheCore final : public RunOwners {
   std::unique_ptr<storage::TieredStore> store_;
   std::unique_ptr<BlockTree> tree_;
   std::unique_ptr<Residency> residency_;
+  BranchStates states_;
+  std::size_t first_recurrent_ = 0;  // num_groups() where there is none
   std::unique_ptr<PrefixMatcher> matcher_;
   std::deque<SequenceState> sequences_;
   std::vector<std::uint32_t> free_sequences_;

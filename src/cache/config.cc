@@ -110,6 +110,10 @@ Result<void> check_tiers(const KvCacheConfig& config) {
                       "a host tier of {} bytes and a disk tier of {}; use 0 for none",
                       config.host_bytes, config.disk_bytes);
   }
+  if (config.guarantee_suspend && config.host_bytes == 0) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "guarantee_suspend without a host tier; give it host_bytes, or turn it off");
+  }
   if (config.disk_bytes > 0 && config.disk.directory.empty()) {
     return make_error(ErrorCode::kInvalidArgument,
                       "a disk tier of {} bytes without a directory; name one", config.disk_bytes);

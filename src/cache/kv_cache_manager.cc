@@ -136,6 +136,7 @@ Result<void> Sequence::reserve_snapshot(std::int64_t position) {
 
 std::optional<SlotId> Sequence::snapshot_slot(LayerGroupId group, std::int64_t position) const {
   if (state_ == nullptr) return std::nullopt;
+  core_->groups().group(group);
   return core_->snapshot_slot(*state_, group, position);
 }
 
@@ -145,6 +146,7 @@ void Sequence::cancel_snapshot(std::int64_t position) {
 
 std::span<const SlotId> Sequence::slots(LayerGroupId group) const {
   if (state_ == nullptr) return {};
+  core_->groups().group(group);  // CHECKs that there is one
   return state_->groups[index_of(group)].slots;
 }
 

@@ -192,7 +192,10 @@ class KvCacheManagerModel {
     config.enable_partial_reuse = below(4) != 0;
     if (below(4) == 0) config.reuse_match_backoff = static_cast<std::int64_t>(below(5));
     config.max_util_for_resume = below(3) == 0 ? 0.8 : 1;
-    config.guarantee_suspend = guarantees_suspend_ = below(4) == 0;
+    if (config.host_bytes > 0 && below(3) == 0) {
+      config.guarantee_suspend = guarantees_suspend_ = true;
+      config.host_bytes = std::max(config.host_bytes, min_quotas(config)->host_bytes);
+    }
     has_priorities_ = below(3) == 0;
     policy_ = config.commit_policy;
     auto made = KvCacheManager::create(*device_, std::move(config));

@@ -52,6 +52,112 @@ TEST(KvCacheManager, ABlockThatMatchesInPartIsCopied) {
   EXPECT_EQ(cache.reusable(numbers(0, 16)), 16);
 }
 
+// However many branches there are: forty part in the middle of a block, and the state that they
+// have in common lies with the one that is farthest from what is asked for.
+TEST(KvCacheManager, AStateIsFoundInWhicheverBranchItLies) {
+  for (const TokenId keeper : {100, 139}) {
+    TestCache cache(test_config({kFull, kState}, 8));
+    for (TokenId branch = 100; branch < 140; ++branch) {
+      Tokens tokens = numbers(0, 5);
+      for (int i = 0; i < 11; ++i) tokens.push_back(branch);
+      Sequence sequence = cache.create(tokens);
+      cache.resume(sequence);
+      ASSERT_TRUE(sequence.resize(std::ssize(tokens) + 1).has_value());
+      if (branch == keeper) {
+        ASSERT_TRUE(sequence.reserve_snapshot(5).has_value());
+      }
+      cache.compute(sequence, tokens);
+    }
+    for (const TokenId next : {90, 120, 150}) {
+      Tokens query = numbers(0, 5);
+      for (int i = 0; i < 20; ++i) query.push_back(next);
+      EXPECT_EQ(cache.manager->probe_reuse({}, query).reused, 5) << keeper << ", " << next;
+    }
+  }
+}
+
+TEST(KvCacheManager, AFailedStepLeavesAStateThatNobodyKnows) {
+  for (const bool has_states : {false, true}) {
+    TestCache cache(has_states ? test_config({kFull, kState}, 8) : test_config({kFull}, 8));
+    Sequence sequence = cache.create({});
+    cache.resume(sequence);
+    cache.compute(sequence, numbers(0, 16));
+    ASSERT_TRUE(sequence.resize(24).has_value());
+    device::EventSource step = cache.device->make_event("a step");
+    step.complete(device::EventStatus::kFailed);
+    const auto failed = sequence.commit(numbers(16, 4), {step.event(), false});
+    EXPECT_EQ(failed.error().code(), ErrorCode::kDataLoss);
+    EXPECT_EQ(sequence.num_committed(), 16);
+    const auto again = sequence.commit(numbers(16, 4));
+    EXPECT_EQ(again.has_value(), !has_states) << "attention is computed again";
+    if (has_states) {
+      EXPECT_EQ(again.error().code(), ErrorCode::kDataLoss);
+      EXPECT_THAT(again.error().text(), HasSubstr("compute it again"));
+    }
+    sequence.close();
+    cache.manager->audit();
+    EXPECT_EQ(cache.reusable(numbers(0, 24)), has_states ? 0 : 20);
+  }
+}
+
+TEST(KvCacheManager, WhatIsComputedAlreadyCannotBeSnapshot) {
+  TestCache cache(test_config({kFull, kState}, 16));
+  Sequence sequence = cache.create({});
+  cache.resume(sequence);
+  ASSERT_TRUE(sequence.resize(64, 32).has_value());
+  const auto refused = sequence.reserve_snapshot(16);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(refused.error().text(), HasSubstr("from 33 to the capacity 64"));
+  EXPECT_FALSE(sequence.snapshot_slot(LayerGroupId(1), 16).has_value());
+  EXPECT_TRUE(sequence.reserve_snapshot(33).has_value());
+}
+
+// The page may still be written to while the sequence runs, past what is committed.
+TEST(KvCacheManager, TheEndOfWhoeverStoppedIsReusableOnceItIsClosed) {
+  TestCache cache(test_config({kFull}, 16));
+  Sequence sequence = cache.create({});
+  cache.resume(sequence);
+  cache.compute(sequence, numbers(0, 20));
+  ASSERT_TRUE(sequence.stop_committing().has_value());
+  ASSERT_TRUE(sequence.resize(30, 20).has_value());
+  cache.engine.step(sequence, numbers(0, 30), 20).wait();
+  ASSERT_TRUE(sequence.resize(30, 30).has_value());
+  EXPECT_EQ(cache.reusable(numbers(0, 20)), 16);
+  sequence.close();
+  EXPECT_EQ(cache.reusable(numbers(0, 30)), 20);
+  Sequence next = cache.create(numbers(0, 25));
+  cache.resume(next);
+  cache.compute(next, numbers(0, 25));
+  EXPECT_EQ(cache.engine.mismatches(), 0);
+}
+
+// Snapshots lie where the margin lets them be found: for the same prompt again, and for the next
+// turn.
+TEST(KvCacheManager, SnapshotPointsLeaveTheMargin) {
+  for (const std::int64_t margin : {0, 1, 16}) {
+    KvCacheConfig config = test_config({kFull, kState}, 8);
+    config.reuse_match_backoff = margin;
+    TestCache cache(std::move(config));
+    Tokens tokens = numbers(0, 50);
+    for (int turn = 0; turn < 3; ++turn) {
+      Sequence sequence = cache.create(tokens);
+      if (turn > 0) {
+        EXPECT_EQ(sequence.num_committed(), 49 - margin) << "turn " << turn;
+      }
+      cache.resume(sequence);
+      ASSERT_TRUE(sequence.resize(std::ssize(tokens) + 1).has_value());
+      for (const std::int64_t at : cache.manager->snapshot_points(sequence, std::ssize(tokens))) {
+        ASSERT_TRUE(sequence.reserve_snapshot(at).has_value());
+      }
+      cache.compute(sequence, tokens);
+      if (turn == 1) {
+        for (const TokenId token : numbers(500, 30)) tokens.push_back(token);
+      }
+    }
+    EXPECT_EQ(cache.engine.mismatches(), 0);
+  }
+}
+
 TEST(KvCacheManager, ASuspendedSequenceComesBack) {
   KvCacheConfig config = test_config({kFull, SlidingWindow{9, 3}, kState}, 4);
   TestCache cache(std::move(config));

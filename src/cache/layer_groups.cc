@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cache/kinds/group_kind.h"
+#include "cache/residency.h"
 #include "slackwater/base/check.h"
 #include "slackwater/base/numeric.h"
 #include "slackwater/storage/disk_tier.h"
@@ -108,6 +109,16 @@ std::vector<std::int64_t> typical_slots(const KvCacheConfig& config, const Layer
   return slots;
 }
 
+// What the guarantee asks of the host: what the constraints need, beside the slots over which pages
+// change places.
+std::vector<std::int64_t> min_host_slots_of(const KvCacheConfig& config,
+                                            std::span<const std::int64_t> min_slots) {
+  std::vector<std::int64_t> slots(min_slots.size());
+  if (!config.guarantee_suspend) return slots;
+  for (std::size_t g = 0; g < slots.size(); ++g) slots[g] = min_slots[g] + kSwapSlots;
+  return slots;
+}
+
 // Off the device, layer groups whose blobs are equal share a pool.
 using DemandOfBlob = std::map<std::int64_t, storage::GroupDemand>;
 
@@ -199,6 +210,7 @@ const BufferLocation* LayerGroups::find(std::int32_t layer, std::string_view rol
 GroupRoom plan_room(const KvCacheConfig& config, const LayerGroups& groups) {
   GroupRoom room;
   room.min_slots = min_slots_of(config, groups);
+  room.min_host_slots = min_host_slots_of(config, room.min_slots);
   if (!config.initial_pool_ratio.empty()) {
     room.ratios = config.initial_pool_ratio;
     return room;
@@ -219,6 +231,7 @@ GroupRoom plan_room(const KvCacheConfig& config, const LayerGroups& groups) {
 Result<MinQuotas> min_quotas(const KvCacheConfig& config) {
   SLACKWATER_ASSIGN_OR_RETURN(const LayerGroups groups, LayerGroups::build(config));
   const std::vector<std::int64_t> floors = min_slots_of(config, groups);
+  const std::vector<std::int64_t> host_floors = min_host_slots_of(config, floors);
   const std::vector<std::size_t> pools = pool_groups_of(groups);
   const std::shared_ptr<storage::ColdPageCodec> codec =
       config.codec != nullptr ? config.codec : storage::make_concatenating_codec();
@@ -231,7 +244,8 @@ Result<MinQuotas> min_quotas(const KvCacheConfig& config) {
     device[pools[g]].min_slots += floors[g];
     SLACKWATER_ASSIGN_OR_RETURN(const std::int64_t blob,
                                 codec->cold_page_bytes(group.id, group.layout.pool_slot_bytes));
-    host[blob] = {{blob}, 1, 1};
+    host.try_emplace(blob, storage::GroupDemand{{blob}, 1, 0}).first->second.min_slots +=
+        host_floors[g];
     disk[blob] = {{storage::disk_frame_bytes(blob)}, 1, 1};
   }
   MinQuotas least;
@@ -247,6 +261,7 @@ Result<MinQuotas> min_quotas(const KvCacheConfig& config) {
     }
     least.device_bytes = bytes;
   }
+  for (auto& [blob, demand] : host) demand.min_slots = std::max<std::int64_t>(1, demand.min_slots);
   least.host_bytes =
       storage::min_quota_bytes(values_of(host), grain_of(config, storage::kHostGrainBytes));
   least.disk_bytes =

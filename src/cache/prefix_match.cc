@@ -11,7 +11,8 @@ namespace {
 
 using device::EventStatus;
 
-// Children that share the front of a block are tried up to this number.
+// Branches that share the front of a block are tried up to this number, those with most of it
+// first. Only windows that have lost pages ask for more than one.
 constexpr std::size_t kMostBranches = 16;
 
 }  // namespace
@@ -77,6 +78,18 @@ class PrefixMatcher::Offer final : public GroupOffer {
   const Walk& walk_;
   const LayerGroupId group_;
 };
+
+PrefixMatcher::PrefixMatcher(const BlockTree& tree, const storage::TieredStore& store,
+                             std::span<const std::unique_ptr<GroupKind>> kinds,
+                             const BranchStates& states, const Options& options)
+    : tree_(tree),
+      store_(store),
+      kinds_(kinds),
+      states_(states),
+      options_(options),
+      has_windows_(std::any_of(kinds.begin(), kinds.end(), [](const auto& kind) {
+        return kind->has_block_pages() && !kind->needs_every_block();
+      })) {}
 
 bool PrefixMatcher::is_usable_snapshot(const PageRun& run, std::size_t index) const {
   return !is_null(run.pages[index]) && run.written[index].status() == EventStatus::kSucceeded &&
@@ -165,47 +178,83 @@ void PrefixMatcher::lower(const Walk& walk, MatchDepths& depths) const {
   depths.reused = lower_to(walk, depths.attention, true);
 }
 
-// Where the path leaves another branch in the middle of a block, that one may go on for longer, or
-// serve more of what they have in common: a snapshot, say, that the path has lost. From the end of
-// the path upwards, as long as more is to be had.
+// Whether a branch that goes on after the first steps of a path serves more than what was found.
+void PrefixMatcher::try_branch(const Branch& branch, const Walk& path, MatchDepths& depths,
+                               Walk& best) const {
+  const TreeNode& node = tree_.node(branch.node);
+  if (visible_blocks(node) == 0) return;
+  Walk other = path;
+  other.steps.resize(branch.num_steps);
+  other.steps.push_back({branch.node, 1});
+  other.num_tokens = tree_.first_token(node) + branch.num_tokens;
+  other.ends_with_block = branch.num_tokens == std::ssize(tree_.block_tokens(node, 0));
+  MatchDepths of_other = depths;
+  lower(other, of_other);
+  const bool is_longer = of_other.content > depths.content;
+  depths.content = std::max(depths.content, of_other.content);
+  depths.attention = std::max(depths.attention, of_other.attention);
+  if (of_other.reused > depths.reused || (is_longer && of_other.reused == depths.reused)) {
+    depths.reused = of_other.reused;
+    best = std::move(other);
+  }
+}
+
+// Branches by how much they have in common with the rest of a query. The longest of them is all
+// that attention asks for; a window may have lost its page there.
+void PrefixMatcher::try_overlaps(const Level& level, const Walk& path, MatchDepths& depths,
+                                 Walk& best) const {
+  for (const BlockTree::Overlap& overlap :
+       tree_.overlapping_children(level.above, level.rest, kMostBranches)) {
+    if (visible_blocks(tree_.node(overlap.child)) == 0) continue;
+    try_branch({overlap.child, level.num_steps, overlap.num_tokens}, path, depths, best);
+    // Those with less in common cannot serve more than that.
+    if (!has_windows_ || depths.reused >= level.first + overlap.num_tokens) return;
+  }
+}
+
+// Snapshots in the middle of the block in which branches part, whosever they are: the longest that
+// the query has in common with one.
+void PrefixMatcher::try_states(const Level& level, const Walk& path, MatchDepths& depths,
+                               Walk& best) const {
+  if (states_.empty()) return;
+  const auto most = std::min<std::size_t>(level.rest.size(),
+                                          static_cast<std::size_t>(tree_.tokens_per_block()) - 1);
+  std::vector<std::uint64_t> keys = {BranchStates::key(level.above)};
+  for (std::size_t i = 0; i < most; ++i) {
+    keys.push_back(BranchStates::next_key(keys.back(), level.rest[i]));
+  }
+  for (std::size_t n = most; n > 0 && level.first + static_cast<std::int64_t>(n) > depths.reused;
+       --n) {
+    states_.for_each(keys[n], [&](NodeIndex node) {
+      const auto tokens = tree_.block_tokens(tree_.node(node), 0);
+      const bool is_same = tree_.node(node).parent == level.above && tokens.size() >= n &&
+                           std::ranges::equal(tokens.first(n), level.rest.first(n));
+      if (is_same) {
+        try_branch({node, level.num_steps, static_cast<std::int32_t>(n)}, path, depths, best);
+      }
+    });
+  }
+}
+
+// Where the path leaves other branches in the middle of a block, one of them may go on for longer,
+// or serve more of what they have in common: a snapshot, say, that the path has not. From the end
+// of the path upwards, as long as more is to be had.
 void PrefixMatcher::try_branches(std::span<const TokenId> query, PrefixMatch& match,
                                  Walk& best) const {
   const Walk path = best;
-  MatchDepths& depths = match.depths;
-  std::size_t num_tries = 0;
-  for (std::size_t kept = path.steps.size() + 1; kept-- > 0 && num_tries < kMostBranches;) {
+  for (std::size_t kept = path.steps.size() + 1; kept-- > 0;) {
     const bool is_end = kept == path.steps.size();
     const NodeIndex above = kept == 0 ? match.root : path.steps[kept - 1].node;
     // A path that ends within a node leaves nobody there.
     if (kept > 0 && path.steps[kept - 1].num_blocks < tree_.node(above).num_blocks()) continue;
     if (is_end && path.num_tokens % tree_.tokens_per_block() != 0) continue;
     const std::int64_t first = tree_.end_token(tree_.node(above));
-    const auto rest = query.subspan(static_cast<std::size_t>(first));
-    if (std::min<std::int64_t>(tree_.tokens_per_block(), std::ssize(rest)) <= depths.reused - first)
-      break;
-    for (const BlockTree::Overlap& branch :
-         tree_.overlapping_children(above, rest, kMostBranches - num_tries)) {
-      if (!is_end && branch.child == path.steps[kept].node) continue;
-      if (visible_blocks(tree_.node(branch.child)) == 0) continue;
-      ++num_tries;
-      Walk other = path;
-      other.steps.resize(kept);
-      other.steps.push_back({branch.child, 1});
-      other.num_tokens = first + branch.num_tokens;
-      other.ends_with_block =
-          branch.num_tokens == std::ssize(tree_.block_tokens(tree_.node(branch.child), 0));
-      MatchDepths of_other = depths;
-      lower(other, of_other);
-      const bool is_longer = of_other.content > depths.content;
-      depths.content = std::max(depths.content, of_other.content);
-      depths.attention = std::max(depths.attention, of_other.attention);
-      if (of_other.reused > depths.reused || (is_longer && of_other.reused == depths.reused)) {
-        depths.reused = of_other.reused;
-        best = std::move(other);
-      }
-      // Those with less in common cannot serve more than that.
-      if (depths.reused == first + branch.num_tokens) break;
-    }
+    const Level level = {above, kept, first, query.subspan(static_cast<std::size_t>(first))};
+    const std::int64_t most =
+        std::min<std::int64_t>(tree_.tokens_per_block(), std::ssize(level.rest));
+    if (first + most <= match.depths.reused) break;
+    if (is_end || has_windows_) try_overlaps(level, path, match.depths, best);
+    try_states(level, path, match.depths, best);
   }
 }
 

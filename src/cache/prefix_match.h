@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cache/block_tree.h"
+#include "cache/branch_states.h"
 #include "cache/kinds/group_kind.h"
 #include "slackwater/cache/match_depths.h"
 #include "slackwater/storage/tiered_store.h"
@@ -30,8 +31,10 @@ struct PrefixMatch {
 // First the tokens are compared along the tree, as far as blocks are visible and known to be
 // written. Then the tail that is to be computed again is taken off, once, and the result is
 // lowered to the largest position that all groups can serve, each asked until none lowers it.
-// Where the path leaves other branches in the middle of a block, they are tried, those with the
-// longest common front first, and the one that serves most is taken.
+// Where the path leaves other branches in the middle of a block, whatever they serve of what they
+// have in common counts too: the longest common front is found by order, and snapshots within it by
+// an index, however many branches there are. Only a window that has lost pages asks branch by
+// branch, sixteen at most, those with most in common first.
 //
 // Source: kvcm_v2.md 3.2; choosing by usable length is ours.
 // Invariants:
@@ -47,8 +50,8 @@ class PrefixMatcher {
   };
 
   PrefixMatcher(const BlockTree& tree, const storage::TieredStore& store,
-                std::span<const std::unique_ptr<GroupKind>> kinds, const Options& options)
-      : tree_(tree), store_(store), kinds_(kinds), options_(options) {}
+                std::span<const std::unique_ptr<GroupKind>> kinds, const BranchStates& states,
+                const Options& options);
 
   PrefixMatch find(const ReuseScope& scope, std::span<const TokenId> tokens) const;
 
@@ -70,13 +73,30 @@ class PrefixMatcher {
   Walk walk(NodeIndex root, std::span<const TokenId> tokens) const;
   void lower(const Walk& walk, MatchDepths& depths) const;
   std::int64_t lower_to(const Walk& walk, std::int64_t limit, bool asks_snapshots) const;
+  // Where branches part: after the first steps of a path, `first` tokens into the query.
+  struct Level {
+    NodeIndex above = kNoNode;
+    std::size_t num_steps = 0;
+    std::int64_t first = 0;
+    std::span<const TokenId> rest;  // of the query
+  };
+  struct Branch {
+    NodeIndex node = kNoNode;
+    std::size_t num_steps = 0;    // of the path, before it
+    std::int32_t num_tokens = 0;  // of its first block, in common with the query
+  };
+  void try_branch(const Branch& branch, const Walk& path, MatchDepths& depths, Walk& best) const;
+  void try_overlaps(const Level& level, const Walk& path, MatchDepths& depths, Walk& best) const;
+  void try_states(const Level& level, const Walk& path, MatchDepths& depths, Walk& best) const;
   void try_branches(std::span<const TokenId> query, PrefixMatch& match, Walk& best) const;
   std::int64_t trim(const Walk& walk, std::int64_t position) const;
 
   const BlockTree& tree_;
   const storage::TieredStore& store_;
   const std::span<const std::unique_ptr<GroupKind>> kinds_;
+  const BranchStates& states_;
   const Options options_;
+  const bool has_windows_;
 };
 
 }  // namespace slackwater::cache

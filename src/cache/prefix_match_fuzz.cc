@@ -94,6 +94,7 @@ class PrefixMatchModel {
     std::set<std::int64_t> reserved;  // positions of states to come
     bool was_resumed = false;
     bool is_committing = true;
+    bool is_finished = false;
   };
 
   std::uint64_t below(std::uint64_t end) { return random_() % end; }
@@ -259,10 +260,11 @@ class PrefixMatchModel {
     ASSERT_TRUE(model.sequence.commit({}, {{}, true}).has_value());
     publish_end(model, true);
     model.is_committing = false;
+    model.is_finished = true;
   }
 
   void close(Model& model) {
-    if (model.is_committing && model.was_resumed) publish_end(model, false);
+    if (!model.is_finished && model.was_resumed) publish_end(model, false);
     model.sequence.close();
     cache_.manager->audit();
     std::erase_if(models_, [&](const Model& other) { return &other == &model; });

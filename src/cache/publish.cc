@@ -274,6 +274,7 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
     PageRun& source = from.runs[g];
     PageRun& target = to.runs[g];
     if (!kind(g).has_block_pages()) {
+      if (g == first_recurrent_) index_states(shorter, false);
       while (!source.pages.empty()) {
         const std::int64_t position = source.positions.back();
         const Event written = source.written.back();

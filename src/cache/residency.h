@@ -15,6 +15,9 @@
 
 namespace slackwater::cache {
 
+// Slots on the host over which pages change places, per pool group.
+inline constexpr std::int32_t kSwapSlots = 4;
+
 // Whose run it is: that of a layer group of a tree node or of a sequence.
 struct RunKey {
   enum class Owner : std::uint16_t { kNode, kSequence };
@@ -139,9 +142,6 @@ class Residency {
     bool is_done = false;
     std::uint32_t arrival = 0;  // at the tier that is planned
   };
-
-  // Slots on the host over which pages change places, per pool group.
-  static constexpr std::int32_t kSwapSlots = 4;
 
   std::size_t pool_of(Tier tier, LayerGroupId group) const {
     return pool_of_[index_of(tier)][index_of(group)];

@@ -35,6 +35,13 @@ Result<void> CacheCore::check_commit(const SequenceState& sequence, std::int64_t
         "the history must be {} or {}",
         committed, sequence.history, sequence.num_committed, committed);
   }
+  if (sequence.is_state_unknown) {
+    return make_error(
+        ErrorCode::kDataLoss,
+        "a step of request {} has failed, and nobody knows its recurrent state; close "
+        "it and compute it again",
+        sequence.request.value());
+  }
   if (sequence.arrived.status() == EventStatus::kFailed) {
     return make_error(
         ErrorCode::kDataLoss,
@@ -77,7 +84,8 @@ Result<void> CacheCore::commit(SequenceState& sequence, std::span<const TokenId>
   const std::int64_t committed = from + std::ssize(tokens);
   SLACKWATER_RETURN_IF_ERROR(check_commit(sequence, committed));
   if (options.written.status() == EventStatus::kFailed) {
-    sequence.is_state_unknown = true;
+    sequence.is_state_unknown = std::any_of(
+        kinds_.begin(), kinds_.end(), [](const auto& kind) { return !kind->has_block_pages(); });
     return make_error(ErrorCode::kDataLoss, "the step that wrote tokens {} to {} has failed", from,
                       committed);
   }
@@ -142,10 +150,10 @@ Result<void> CacheCore::reserve_snapshot(SequenceState& sequence, std::int64_t p
     return make_error(ErrorCode::kFailedPrecondition,
                       "a snapshot at {} of a sequence that commits nothing more", position);
   }
-  if (position <= sequence.num_committed || position > sequence.capacity) {
+  if (position <= sequence.history || position > sequence.capacity) {
     return make_error(ErrorCode::kInvalidArgument,
-                      "a snapshot at {}; positions from {} to the capacity {} can be written",
-                      position, sequence.num_committed + 1, sequence.capacity);
+                      "a snapshot at {}; a step can write those from {} to the capacity {}",
+                      position, sequence.history + 1, sequence.capacity);
   }
   for (const ReservedSnapshot& snapshot : sequence.snapshots) {
     if (snapshot.position == position) return {};
@@ -241,6 +249,8 @@ bool CacheCore::put_snapshot(NodeIndex node, std::size_t group, std::int64_t pos
   if (at != run.positions.end() && *at == position) return false;
   const auto index = at - run.positions.begin();
   run.positions.insert(at, position);
+  const auto key = branch_key(node, group, position);
+  if (key.has_value()) states_.add(*key, node);
   run.pages.insert(run.pages.begin() + index, page);
   run.pins.insert(run.pins.begin() + index, Pins());
   run.written.insert(run.written.begin() + index, written);

@@ -24,6 +24,10 @@ std::size_t TokenDigests::Hash::operator()(const Sha256Digest& digest) const {
 }
 
 Result<TokenId> TokenDigests::acquire(const Sha256Digest& digest) {
+  if (is_text_only_) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "a token for a digest in a cache of text; turn text_only off");
+  }
   const std::scoped_lock lock(mutex_);
   const auto at = index_of_.find(digest);
   std::uint32_t index = 0;
@@ -60,7 +64,7 @@ const TokenDigests::Entry& TokenDigests::entry(TokenId token) const {
 }
 
 void TokenDigests::retain(std::span<const TokenId> tokens) {
-  if (!has_digests(tokens)) return;
+  if (is_text_only_ || !has_digests(tokens)) return;
   const std::scoped_lock lock(mutex_);
   for (const TokenId token : tokens) {
     if (is_digest_token(token)) ++entry(token).references;
@@ -68,7 +72,7 @@ void TokenDigests::retain(std::span<const TokenId> tokens) {
 }
 
 void TokenDigests::release(std::span<const TokenId> tokens) {
-  if (!has_digests(tokens)) return;
+  if (is_text_only_ || !has_digests(tokens)) return;
   const std::scoped_lock lock(mutex_);
   for (const TokenId token : tokens) {
     if (!is_digest_token(token)) continue;

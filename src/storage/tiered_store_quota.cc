@@ -30,12 +30,16 @@ std::vector<double> TieredStore::ratios() const {
 
 // The least slots of a pool group, whatever its share.
 std::int32_t TieredStore::min_slots_left(Tier tier, std::size_t group) const {
-  if (tier != Tier::kDevice) return 1;
   std::int64_t slots = 0;
   for (const LayerGroup& layers : layer_groups_) {
-    if (layers.hot == group) slots = saturating_add(slots, layers.spec.min_slots);
+    if (tier == Tier::kDevice && layers.hot == group) {
+      slots = saturating_add(slots, layers.spec.min_slots);
+    } else if (tier == Tier::kHost && layers.cold == group) {
+      slots = saturating_add(slots, layers.spec.min_host_slots);
+    }
   }
-  return static_cast<std::int32_t>(slots);
+  return static_cast<std::int32_t>(tier == Tier::kDevice ? slots
+                                                         : std::max<std::int64_t>(1, slots));
 }
 
 std::vector<GroupDemand> TieredStore::demands(Tier tier, std::span<const double> ratios) const {

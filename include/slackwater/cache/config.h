@@ -79,7 +79,7 @@ struct KvCacheConfig {
   CommitPolicy commit_policy = CommitPolicy::kEveryBlock;
   bool enable_partial_reuse = true;      // of blocks that match only in part
   std::int64_t reuse_match_backoff = 0;  // tokens taken off the end of every match
-  bool text_only = false;                // no token stands for a digest
+  bool text_only = false;                // no token stands for a digest, and none can be made
   // Tokens between two snapshots of a long prompt, beside those at its end; 0: none. Any number
   // is legal: snapshots need no alignment.
   std::int64_t snapshot_interval = 0;
@@ -87,8 +87,8 @@ struct KvCacheConfig {
   // No sequence resumes while more than this share of some pool group's device slots is locked.
   double max_util_for_resume = 0.97;
   // Nothing is taken into use that the host could not take: so whoever is suspended can always
-  // leave the device, to the last page. Without it a host that is too small makes others wait
-  // instead.
+  // leave the device, to the last page. The host must be able to take what the constraints ask of
+  // the device. Without it a host that is too small makes others wait instead.
   bool guarantee_suspend = false;
   // Batches for which there must be room whatever the ratio: floors of slots on the device.
   std::vector<BatchDesc> constraints;

@@ -29,9 +29,9 @@ struct TierRoom {
 
 // What has happened, in totals.
 struct CacheCounters {
-  std::int64_t pages_dropped = 0;  // left the last tier
+  std::int64_t pages_dropped = 0;  // chosen to leave the last tier
   std::int64_t snapshots_published = 0;
-  std::int64_t snapshots_skipped = 0;       // no room
+  std::int64_t snapshots_skipped = 0;       // no room, or suspended before they were published
   std::int64_t certificate_mismatches = 0;  // counted as misses
 };
 
@@ -55,7 +55,8 @@ class KvCacheManager {
 
   // Drops every page that is kept for reuse. Refused while a sequence is open.
   Result<void> clear_reusable_blocks();
-  // Frees everything. Refused while a sequence is open; again: nothing.
+  // Drops what is kept for reuse, and waits for all that is queued. Refused while a sequence is
+  // open; again: nothing. The memory goes with the manager.
   Result<void> shutdown();
 
   // A suspended sequence that holds what of its prompt is known.
@@ -70,8 +71,9 @@ class KvCacheManager {
 
   // Where snapshots of a prompt of `prompt_length` tokens are worth taking, past what was reused,
   // ascending: at the junction with what is known, every snapshot_interval tokens, at the last
-  // block boundary before the end, and one token before the end. So the same prompt, and one that
-  // goes on from it, find all but the last tokens. Empty where no layer is recurrent.
+  // block boundary before the end, and one token before the end; the last two and the junction less
+  // reuse_match_backoff. So the same prompt, and one that goes on from it, find all but the last
+  // tokens. Empty where no layer is recurrent.
   std::vector<std::int64_t> snapshot_points(const Sequence& sequence,
                                             std::int64_t prompt_length) const;
 
@@ -85,7 +87,7 @@ class KvCacheManager {
   // the first. kNotFound where there is no such buffer here.
   Result<PageTable> page_table(std::int32_t layer, std::string_view role) const;
 
-  TierRoom room(storage::Tier tier, LayerGroupId group) const;
+  TierRoom room(storage::Tier tier, LayerGroupId group) const;  // CHECK: the group exists
   CacheCounters counters() const;
   std::size_t num_open_sequences() const;
   // The longest sequence, at most `upper_bound` tokens, for which the device has room beside

@@ -49,7 +49,8 @@ struct LayerGroupDesc {
 // Invariants:
 //   I1  every local layer is in exactly one group, and every buffer in exactly one place.
 // Threads: immutable.
-// Errors: build() gives those of validate(), and kInvalidArgument for a group without a layer here.
+// Errors: kInvalidArgument for a group without a layer here. What validate() refuses before it
+// builds groups is not looked at again.
 class LayerGroups {
  public:
   static Result<LayerGroups> build(const KvCacheConfig& config);
@@ -72,8 +73,9 @@ class LayerGroups {
 //
 // Source: kvcm_v2.md 3.9.
 struct GroupRoom {
-  std::vector<std::int64_t> min_slots;  // [layer groups] on the device
-  std::vector<double> ratios;           // [layer groups] of the device's bytes, sum 1
+  std::vector<std::int64_t> min_slots;       // [layer groups] on the device
+  std::vector<std::int64_t> min_host_slots;  // [layer groups] on the host, if there is one
+  std::vector<double> ratios;                // [layer groups] of the device's bytes, sum 1
 };
 GroupRoom plan_room(const KvCacheConfig& config, const LayerGroups& groups);
 

@@ -80,31 +80,38 @@ class Sequence {
   Result<void> suspend();
   // Commits what is left over, and gives everything back. In any state; again: nothing. The state
   // of the end becomes a snapshot where there is no room for a step beyond it: capacity() is
-  // num_committed() then.
+  // num_committed() then. What is left over is lost where pages of its own are lost, have not come
+  // back yet, or lie on disk: a frame there names its owner.
   void close();
 
   // New pages for `capacity` tokens, of which `history` are computed; both only what is given.
-  // Shrinking gives pages back, down to what is computed or committed.
+  // Shrinking gives pages back, down to what is computed or committed. kFailedPrecondition after a
+  // commit with is_end.
   Result<void> resize(std::optional<std::int64_t> capacity,
                       std::optional<std::int64_t> history = std::nullopt);
 
   // Tokens that are computed, from num_committed() on. Raises the history to at least all of them.
   // With CommitPolicy::kEndpointsOnly the history must be that of before or that of after, because
-  // the states are taken to be of the end.
+  // the states are taken to be of the end. kDataLoss where options.written has failed, and ever
+  // after where there are recurrent layers: nobody knows their states then.
   Result<void> commit(std::span<const TokenId> tokens, const CommitOptions& options = {});
-  // Nothing more will be committed: pages kept for that only are let go. Again: nothing.
+  // Nothing more will be committed: pages kept for that only are let go, and so are snapshots that
+  // are reserved. The block at the end, as far as it is committed, becomes reusable when the
+  // sequence is closed: its page may still be written to, past that. Again: nothing.
   Result<void> stop_committing();
 
-  // A page per recurrent group for the state at exactly `position`, past num_committed(): written
-  // by a step, published by the commit that covers the position, once that step has succeeded and
+  // A page per recurrent group for the state at exactly `position`, past history(): written by a
+  // step, published by the commit that covers the position, once that step has succeeded and
   // the block is in the tree; a suspend before that gives it up, counted.
-  // kResourceExhausted where there is no room; a snapshot never makes a sequence wait.
+  // kResourceExhausted where there is no room; a snapshot never makes a sequence wait. One that is
+  // not written after all must be cancelled before the commit that covers it.
   Result<void> reserve_snapshot(std::int64_t position);
   // Its slot; nothing where none is reserved.
   std::optional<SlotId> snapshot_slot(LayerGroupId group, std::int64_t position) const;
   // Gives it back, when the step did not write it.
   void cancel_snapshot(std::int64_t position);
 
+  // CHECK, here and above: the layer group exists.
   // Index tables: for a group with pages per block the slot of each block, or kNoSlot; for a
   // recurrent group one entry. Empty while suspended.
   std::span<const SlotId> slots(LayerGroupId group) const;
@@ -120,8 +127,8 @@ class Sequence {
   std::int64_t num_blocks() const;
   RequestId request() const;
   const ReuseScope& scope() const;
-  // What was found when it was made. Between `reused` and `content` a snapshot at `content` would
-  // have helped: the junction.
+  // What was found when it was made. Where `reused` is less than `attention`, a snapshot at
+  // `content`, less the margin of every match, would have helped: the junction.
   const MatchDepths& match() const;
   std::vector<TokenId> committed_tokens() const;
 

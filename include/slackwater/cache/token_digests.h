@@ -30,6 +30,9 @@ constexpr bool is_digest_token(TokenId token) { return token < 0; }
 // Cost: a hash table; 80 bytes a digest.
 class TokenDigests {
  public:
+  // With `is_text_only`, no token stands for a digest: acquire() is kFailedPrecondition.
+  explicit TokenDigests(bool is_text_only = false) : is_text_only_(is_text_only) {}
+
   // The token of a digest, with one reference for the caller.
   Result<TokenId> acquire(const Sha256Digest& digest);
   // One reference more, or less, per occurrence of a digest token; text is skipped.
@@ -52,6 +55,7 @@ class TokenDigests {
   Entry& entry(TokenId token);
   const Entry& entry(TokenId token) const;
 
+  const bool is_text_only_;
   mutable std::mutex mutex_;
   std::vector<Entry> entries_;       // [tokens ever], by the low 31 bits
   std::vector<std::uint32_t> free_;  // entries without references

@@ -43,6 +43,7 @@ struct LayerGroupSpec {
   SlotLayout layout;
   double ratio = 1;            // its share of a tier's bytes, as of the device; any scale
   std::int64_t min_slots = 1;  // on the device, whatever the ratio
+  std::int64_t min_host_slots = 0;
   std::int64_t max_slots = std::numeric_limits<std::int64_t>::max();
 };
 
