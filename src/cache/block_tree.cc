@@ -156,23 +156,24 @@ NodeIndex BlockTree::find_child(NodeIndex parent, std::span<const TokenId> block
   return kNoNode;
 }
 
-NodeIndex BlockTree::find_longer_child(NodeIndex parent, std::span<const TokenId> block) const {
-  const auto at = ordered_.lower_bound(ChildKey{parent, block});
-  if (at == ordered_.end() || node(*at).parent != parent) return kNoNode;
-  const auto tokens = first_block(node(*at));
-  const bool begins = common_front(tokens, block) == std::ssize(block);
-  return begins && tokens.size() > block.size() ? *at : kNoNode;
+bool BlockTree::begins_with(std::span<const TokenId> tokens, std::span<const TokenId> front) {
+  return common_front(tokens, front) == std::ssize(front);
 }
 
-// Its tokens come before those of `block` in the order, and nothing in between begins as they do.
+// What comes before a string in the order is a front of it, or shares a shorter one with it: then
+// that is looked for.
 NodeIndex BlockTree::find_shorter_child(NodeIndex parent, std::span<const TokenId> block) const {
-  auto at = ordered_.lower_bound(ChildKey{parent, block});
-  if (at == ordered_.begin()) return kNoNode;
-  --at;
-  if (node(*at).parent != parent) return kNoNode;
-  const auto tokens = first_block(node(*at));
-  const bool begins = common_front(tokens, block) == std::ssize(tokens);
-  return begins && tokens.size() < block.size() ? *at : kNoNode;
+  auto front = block.first(block.empty() ? 0 : block.size() - 1);
+  while (!front.empty()) {
+    auto at = ordered_.upper_bound(ChildKey{parent, front});
+    if (at == ordered_.begin()) break;
+    --at;
+    if (node(*at).parent != parent) break;
+    const auto tokens = first_block(node(*at));
+    if (begins_with(front, tokens)) return *at;
+    front = front.first(static_cast<std::size_t>(common_front(tokens, front)));
+  }
+  return kNoNode;
 }
 
 // The common front gets shorter with the distance from where `tokens` would stand, on both sides.
@@ -288,6 +289,11 @@ NodeIndex BlockTree::split(NodeIndex index, std::int32_t at) {
   }
   std::erase_if(rest.short_pages, [&](const auto& page) { return page.block < at; });
   for (TreeNode::ShortPage& page : rest.short_pages) page.block -= at;
+  for (const TreeNode::LatePage& page : rest.late_pages) {
+    if (page.block < at) front.late_pages.push_back(page);
+  }
+  std::erase_if(rest.late_pages, [&](const auto& page) { return page.block < at; });
+  for (TreeNode::LatePage& page : rest.late_pages) page.block -= at;
   front.num_written = std::min(rest.num_written, at);
   front.is_broken = rest.is_broken && rest.num_written < at;
   rest.num_written -= front.num_written;
@@ -330,6 +336,7 @@ void BlockTree::truncate(NodeIndex index, std::int32_t num_left) {
     run.certificates.resize(run.pages.size());
   }
   std::erase_if(cut.short_pages, [&](const auto& page) { return page.block >= num_left; });
+  std::erase_if(cut.late_pages, [&](const auto& page) { return page.block >= num_left; });
   cut.num_written = std::min(cut.num_written, num_left);
   // Writes past what is left are nobody's business any more.
   std::size_t kept = 0;
@@ -410,7 +417,10 @@ void BlockTree::check_node(NodeIndex index) const {
   SLACKWATER_CHECK(above.is_root() || !is_partial(above), "I3: node {} follows a partial block",
                    index.value());
   SLACKWATER_CHECK(
-      checked.users != Pins() || find_longer_child(checked.parent, first_block(checked)) == kNoNode,
+      checked.users != Pins() || find_longer_child(checked.parent, first_block(checked),
+                                                   [&](NodeIndex longer) {
+                                                     return node(longer).num_written > 0;
+                                                   }) == kNoNode,
       "I3: a sibling begins as node {} does", index.value());
   Digest128 prefix = above.is_root() ? root_prefix(above.scope) : end_prefix(above);
   for (std::int32_t block = 0; block < checked.num_blocks(); ++block) {

@@ -39,7 +39,12 @@ struct PendingWrite {
 // Consecutive blocks with one continuation: tokens, digests and pages lie one after another.
 struct TreeNode {
   explicit TreeNode(std::pmr::memory_resource* memory)
-      : tokens(memory), prefixes(memory), runs(memory), short_pages(memory), writes(memory) {}
+      : tokens(memory),
+        prefixes(memory),
+        runs(memory),
+        short_pages(memory),
+        writes(memory),
+        late_pages(memory) {}
 
   NodeIndex parent = kNoNode;  // of a root none
   std::int32_t first_block = 0;
@@ -58,8 +63,15 @@ struct TreeNode {
   Pins users;                             // sequences whose path goes through here
   std::int32_t num_written = 0;           // leading blocks that others may see
   std::pmr::vector<PendingWrite> writes;  // of the blocks after those, ascending
-  bool is_broken = false;                 // a block after those has lost its bytes
-  bool has_digests = false;               // some of the tokens may stand for digests
+  // Pages that came to a block which others see already, and are there once `written` is done.
+  struct LatePage {
+    std::int32_t block = 0;  // within the node
+    LayerGroupId group;
+    device::Event written;
+  };
+  std::pmr::vector<LatePage> late_pages;
+  bool is_broken = false;    // a block after those has lost its bytes
+  bool has_digests = false;  // some of the tokens may stand for digests
 
   NodeIndex next_of_key = kNoNode;  // others with the same hash
   ReuseScope scope;                 // of a root
@@ -80,8 +92,8 @@ struct TreeNode {
 // Invariants (check_invariants, O(tokens)):
 //   I1  a node is found among the children of its parent by its first block, and nowhere else.
 //   I2  first_block is that of the parent plus the parent's blocks; prefixes are chained from it.
-//   I3  a partial block is alone in its node, which has no children. It is gone once a sibling
-//       begins with it and nobody uses it.
+//   I3  a partial block is alone in its node, which has no children. It is gone once a sibling that
+//       begins with it is written and nobody uses it.
 //   I4  1 to kMaxNodeBlocks blocks; a root has none, and children.
 //   I5  digest tokens of all nodes are retained.
 // Ownership: owns nodes and tokens; pages are the store's. A NodeIndex is valid until erase().
@@ -106,9 +118,20 @@ class BlockTree {
 
   // The child whose first block is exactly `block`.
   NodeIndex find_child(NodeIndex parent, std::span<const TokenId> block) const;
-  // A child whose first block begins with `block` and is longer, or of which `block` is a longer
-  // continuation; there is at most one of the latter.
-  NodeIndex find_longer_child(NodeIndex parent, std::span<const TokenId> block) const;
+  // A child whose first block begins with `block` and is longer, and for which `fits` is true.
+  template <class Fits>
+  NodeIndex find_longer_child(NodeIndex parent, std::span<const TokenId> block,
+                              const Fits& fits) const {
+    for (auto at = ordered_.upper_bound(ChildKey{parent, block}); at != ordered_.end(); ++at) {
+      if (node(*at).parent != parent || !begins_with(first_block(node(*at)), block)) break;
+      if (fits(*at)) return *at;
+    }
+    return kNoNode;
+  }
+  NodeIndex find_longer_child(NodeIndex parent, std::span<const TokenId> block) const {
+    return find_longer_child(parent, block, [](NodeIndex) { return true; });
+  }
+  // The longest child with which `block` begins, and that is shorter.
   NodeIndex find_shorter_child(NodeIndex parent, std::span<const TokenId> block) const;
   // Children whose first block shares at least one token with the front of `tokens`, longest
   // common front first, at most `limit`.
@@ -142,6 +165,7 @@ class BlockTree {
     return first_token(node) + std::ssize(node.tokens);
   }
   std::span<const TokenId> block_tokens(const TreeNode& node, std::int32_t block) const;
+  std::span<const TokenId> first_block(const TreeNode& node) const;
   bool is_partial(const TreeNode& node) const {
     return std::ssize(node.tokens) % tokens_per_block_ != 0;
   }
@@ -177,7 +201,7 @@ class BlockTree {
     }
   };
 
-  std::span<const TokenId> first_block(const TreeNode& node) const;
+  static bool begins_with(std::span<const TokenId> tokens, std::span<const TokenId> front);
   std::uint64_t hash_of(NodeIndex parent, std::span<const TokenId> block) const;
   NodeIndex new_node();
   void free_node(NodeIndex index);

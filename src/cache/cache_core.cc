@@ -312,9 +312,17 @@ bool CacheCore::settle(NodeIndex index) {
       is_any_lost = true;
       break;
     }
+    const bool is_first = node.num_written == 0;
     node.num_written = node.writes.front().end_block;
     node.writes.erase(node.writes.begin());
+    if (is_first) tidy_shorter(index);
   }
+  std::erase_if(node.late_pages, [&](const TreeNode::LatePage& late) {
+    if (late.written.status() != EventStatus::kFailed) return late.written.is_done();
+    is_any_lost = true;
+    release_page(node_key(index, index_of(late.group)), static_cast<std::size_t>(late.block));
+    return true;
+  });
   for (std::size_t g = 0; g < num_groups(); ++g) {
     PageRun& run = node.runs[g];
     if (!run.may_be_lost) continue;
@@ -360,7 +368,9 @@ void CacheCore::tidy_node(NodeIndex index) {
     node.is_broken = false;
   }
   if (tree_->is_partial(node)) {
-    const NodeIndex longer = tree_->find_longer_child(node.parent, node.tokens);
+    const NodeIndex longer = tree_->find_longer_child(
+        node.parent, node.tokens,
+        [&](NodeIndex other) { return tree_->node(other).num_written > 0; });
     if (longer != kNoNode) {
       absorb_shorter(longer, index);
       return;

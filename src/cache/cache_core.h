@@ -177,24 +177,31 @@ class CacheCore final : public RunOwners {
   void put_page(SequenceState& sequence, std::size_t group, NodeIndex node);
   PageId own_page(const SequenceState& sequence, std::size_t group, std::int64_t block) const;
   void note_block(NodeIndex node, const device::Event& written);
+  void tidy_shorter(NodeIndex node);
   bool is_here(NodeIndex node, std::size_t group, std::int32_t block) const;
+  bool keeps_theirs(const SequenceState& sequence, std::size_t group, NodeIndex node,
+                    std::int32_t block) const;
   bool can_take_over(const SequenceState& sequence, NodeIndex node, std::int32_t block) const;
   void take_over(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t block);
   void replace_page(SequenceState& sequence, std::size_t group, NodeIndex node, std::int32_t block);
   void drop_published(SequenceState& sequence, std::int32_t num_done);
+  static void set_late(TreeNode& node, LayerGroupId group, std::int32_t block,
+                       const device::Event& written);
   void absorb_shorter(NodeIndex node, NodeIndex shorter);
   void publish_state(SequenceState& sequence);
   void publish_tail(SequenceState& sequence);
   void publish_snapshots(SequenceState& sequence);
   void release_snapshots(SequenceState& sequence, const device::Event& last_use);
-  NodeIndex node_of_position(const SequenceState& sequence, std::int64_t position) const;
-  NodeIndex branch_with(NodeIndex parent, std::span<const TokenId> tokens) const;
+  NodeIndex node_of_position(const SequenceState& sequence, std::int64_t position);
+  NodeIndex branch_with(NodeIndex parent, std::span<const TokenId> tokens);
+  bool has_snapshot(NodeIndex node, std::size_t group, std::int64_t position) const;
+  bool is_lost_snapshot(const PageRun& run, std::size_t index) const;
   bool put_snapshot(NodeIndex node, std::size_t group, std::int64_t position, PageId page,
                     const device::Event& written);
   void copy_endpoint(SequenceState& sequence);
-  bool copy_tail(SequenceState& sequence, NodeIndex node);
+  bool copy_tail(SequenceState& sequence, NodeIndex node, bool is_new);
   void pin_node(NodeIndex node, Pins change);
-  NodeIndex endpoint_node(SequenceState& sequence);
+  NodeIndex endpoint_node(SequenceState& sequence, bool& is_new);
   std::optional<PageId> try_allocate(std::size_t group);
   Priority priority_of(const SequenceState& sequence, std::int64_t block, std::size_t group) const;
   // After it, nothing that is queued on the stream uses the pages of now; null when suspended.

@@ -100,6 +100,12 @@ std::int32_t PrefixMatcher::usable_coverage(const TreeNode& node, LayerGroupId g
                                             std::int32_t block) const {
   const std::int32_t covered = tree_.coverage(node, group, block);
   const PageRun& run = node.runs[index_of(group)];
+  for (const TreeNode::LatePage& late : node.late_pages) {
+    if (late.block != block || late.group != group) continue;
+    if (late.written.status() != EventStatus::kSucceeded && !SLACKWATER_MUTANT(late_page_is_seen)) {
+      return 0;
+    }
+  }
   if (covered == 0 || !run.may_be_lost) return covered;
   const PageId page = run.pages[static_cast<std::size_t>(block)];
   return store_.ready(page).status() == EventStatus::kFailed ? 0 : covered;

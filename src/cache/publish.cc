@@ -67,8 +67,18 @@ void CacheCore::note_block(NodeIndex index, const Event& written) {
       written.status() == EventStatus::kSucceeded || SLACKWATER_MUTANT(publish_before_written);
   if (is_written && node.writes.empty()) {
     node.num_written = node.num_blocks();
+    if (node.num_blocks() == 1) tidy_shorter(index);
   } else {
     node.writes.push_back({node.num_blocks(), written});
+  }
+}
+
+// What ends in the middle of a block that others see now is of no use beside it.
+void CacheCore::tidy_shorter(NodeIndex index) {
+  const NodeIndex parent = tree_->node(index).parent;
+  for (NodeIndex shorter = index; shorter != kNoNode;) {
+    shorter = tree_->find_shorter_child(parent, tree_->first_block(tree_->node(shorter)));
+    if (shorter != kNoNode) to_tidy_.push_back(shorter);
   }
 }
 
@@ -80,11 +90,9 @@ void CacheCore::publish_new(SequenceState& sequence, std::int32_t num_done) {
                         .subspan(static_cast<std::size_t>(num_done) * size);
   const auto tokens = rest.first(std::min(rest.size(), size));
   const bool appends = tokens.size() == size && can_append(sequence, block);
-  NodeIndex shorter = kNoNode;
   if (appends) {
     tree_->append(sequence.leaf, tokens);
   } else {
-    shorter = tree_->find_shorter_child(sequence.leaf, tokens);
     const NodeIndex made = tree_->add(sequence.leaf, tokens);
     TreeNode& node = tree_->node(made);
     node.users = user_pins(sequence);
@@ -99,9 +107,6 @@ void CacheCore::publish_new(SequenceState& sequence, std::int32_t num_done) {
   }
   note_block(sequence.leaf, sequence.written);
   ++sequence.num_path_blocks;
-  if (shorter != kNoNode && tree_->node(shorter).users == Pins()) {
-    absorb_shorter(sequence.leaf, shorter);
-  }
 }
 
 // How many blocks of a child are the next ones of the sequence, written, and can be shared.
@@ -134,18 +139,31 @@ bool CacheCore::is_here(NodeIndex index, std::size_t group, std::int32_t block) 
          store_->ready(page).status() == EventStatus::kSucceeded;
 }
 
-// Whether a block that is known can be shared: each page is there, or nobody uses it now and ours
-// is written, so that it can take its place.
+// Whether theirs is as good as ours would be: while active, ours is at hand.
+bool CacheCore::keeps_theirs(const SequenceState& sequence, std::size_t group, NodeIndex index,
+                             std::int32_t block) const {
+  if (sequence.status == SequenceStatus::kActive) return is_here(index, group, block);
+  const LayerGroupId id(static_cast<std::int32_t>(group));
+  return matcher_->usable_coverage(tree_->node(index), id, block) == config_.tokens_per_block;
+}
+
+// Whether a block that is known can be shared: each page of theirs is there, or nobody uses it now,
+// and ours is there to take its place. Where they have none, ours may also come late, if its group
+// can do without it.
 bool CacheCore::can_take_over(const SequenceState& sequence, NodeIndex index,
                               std::int32_t block) const {
-  const bool is_written = sequence.written.status() == EventStatus::kSucceeded ||
-                          SLACKWATER_MUTANT(unwritten_page_takes_over);
+  const TreeNode& node = tree_->node(index);
   for (std::size_t g = 0; g < num_groups(); ++g) {
-    if (!kind(g).has_block_pages() || is_here(index, g, block)) continue;
-    if (!is_written) return false;
-    const PageRun& run = tree_->node(index).runs[g];
-    if (SLACKWATER_MUTANT(locked_page_is_replaced)) continue;
-    if (run.pins_of(static_cast<std::size_t>(block)).locks > 0) return false;
+    if (!kind(g).has_block_pages() || keeps_theirs(sequence, g, index, block)) continue;
+    const PageId ours = own_page(sequence, g, std::int64_t{node.first_block} + block);
+    if (is_null(ours)) continue;
+    const PageRun& run = node.runs[g];
+    const auto i = static_cast<std::size_t>(block);
+    if (run.pins_of(i).locks > 0 && !SLACKWATER_MUTANT(locked_page_is_replaced)) return false;
+    const bool is_ready = store_->ready(ours).status() == EventStatus::kSucceeded ||
+                          SLACKWATER_MUTANT(unwritten_page_takes_over);
+    const bool may_come_late = is_null(run.pages[i]) && run.is_pinned_by_page;
+    if (!is_ready && !may_come_late) return false;
   }
   return true;
 }
@@ -161,34 +179,30 @@ void CacheCore::replace_page(SequenceState& sequence, std::size_t group, NodeInd
   run.pages[i] = residency_->take_page(sequence_key(sequence, group), own.run,
                                        static_cast<std::size_t>(own_index));
   tree_->set_coverage(tree_->node(index), run.group, block, config_.tokens_per_block);
+  const Event& ready = store_->ready(run.pages[i]);
+  set_late(tree_->node(index), run.group, block,
+           ready.status() == EventStatus::kSucceeded ? Event() : ready);
   certify_page(index, group, i);
   residency_->page_added(node_key(index, group), run, i);
 }
 
-// One page of a block that is known: theirs if it is here, else ours. The other one is given up.
+// One page of a block that is known: theirs if it is as good, else ours. The other one is given up.
 void CacheCore::take_over(SequenceState& sequence, std::size_t group, NodeIndex index,
                           std::int32_t block) {
   SequenceGroup& own = sequence.groups[group];
-  PageRun& run = node_run(index, group);
   const std::int64_t ordinal = std::int64_t{tree_->node(index).first_block} + block;
-  const auto ours = static_cast<std::size_t>(ordinal - own.first_block);
-  const auto theirs = static_cast<std::size_t>(block);
-  if (ours >= own.run.pages.size() || is_null(own.run.pages[ours])) return;
-  const PageId page = run.pages[theirs];
-  const bool is_here =
-      matcher_->usable_coverage(tree_->node(index), run.group, block) == config_.tokens_per_block &&
-      store_->tier(page) == Tier::kDevice &&
-      store_->ready(page).status() == EventStatus::kSucceeded;
-  if (!is_here) {
+  if (is_null(own_page(sequence, group, ordinal))) return;
+  if (!keeps_theirs(sequence, group, index, block)) {
     replace_page(sequence, group, index, block);
     return;
   }
   const Event last_use = record(sequence);
   if (!last_use.is_null()) own.run.last_use = last_use;
-  release_page(sequence_key(sequence, group), ours);
+  release_page(sequence_key(sequence, group), static_cast<std::size_t>(ordinal - own.first_block));
   if (sequence.status != SequenceStatus::kActive) return;
   if (SLACKWATER_MUTANT(rebase_keeps_old_slot)) return;
-  set_slot(own, ordinal, store_->slot(run.pages[theirs]));
+  const PageId theirs = node_run(index, group).pages[static_cast<std::size_t>(block)];
+  set_slot(own, ordinal, store_->slot(theirs));
 }
 
 // Goes on in a child that has the next blocks; 0 when it cannot be shared now.
@@ -258,10 +272,22 @@ void CacheCore::publish(SequenceState& sequence) {
       continue;
     }
     const std::int32_t known = publish_known(sequence, child, num_done);
-    if (known == 0) break;
     num_done += known;
+    if (known > 0) continue;
+    // What nobody uses any more, and is broken, is in the way of what is not.
+    const TreeNode& node = tree_->node(child);
+    if (!node.is_broken || node.num_written > 0 || node.users != Pins()) break;
+    cut(child, 0);
   }
   drop_published(sequence, num_done);
+}
+
+// Notes when a page that was put into a block is written; null: it is.
+void CacheCore::set_late(TreeNode& node, LayerGroupId group, std::int32_t block,
+                         const Event& written) {
+  std::erase_if(node.late_pages,
+                [&](const auto& late) { return late.block == block && late.group == group; });
+  if (!written.is_null()) node.late_pages.push_back({block, group, written});
 }
 
 // A longer block has come: what the shorter one has and it has not goes over, with its coverage.
@@ -269,7 +295,6 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
   TreeNode& from = tree_->node(shorter);
   TreeNode& to = tree_->node(longer);
   settle(shorter);
-  const bool is_written = from.num_written == 1 || SLACKWATER_MUTANT(unwritten_block_is_absorbed);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     PageRun& source = from.runs[g];
     PageRun& target = to.runs[g];
@@ -288,21 +313,20 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
         source.certificates.pop_back();
         source.written.pop_back();
         if (is_lost) continue;
-        if (store_->tier(page) == Tier::kDisk ||
-            !put_snapshot(longer, g, position, page, written)) {
-          store_->release(page);
-        }
+        if (!put_snapshot(longer, g, position, page, written)) store_->release(page);
       }
       continue;
     }
     const LayerGroupId group(static_cast<std::int32_t>(g));
     const std::int32_t covered = tree_->coverage(from, group, 0);
-    // What somebody holds there and has lost is not replaced by less, and what may never be written
-    // is not put where others see it.
-    if (covered == 0 || !is_written || !is_null(target.pages[0]) || target.pins_of(0) != Pins())
+    const bool is_dead = from.is_broken || (from.num_written == 0 && from.writes.empty());
+    // What somebody holds there and has lost is not replaced by less.
+    if (covered == 0 || is_dead || !is_null(target.pages[0]) || target.pins_of(0) != Pins()) {
       continue;
+    }
     target.pages[0] = residency_->take_page(node_key(shorter, g), source, 0);
     tree_->set_coverage(to, group, 0, covered);
+    set_late(to, group, 0, from.num_written > 0 ? Event() : from.writes.front().written);
     target.certificates.resize(target.pages.size());
     target.certificates[0] = source.certificates[0];
     residency_->page_added(node_key(longer, g), target, 0);
@@ -322,8 +346,7 @@ void CacheCore::publish_state(SequenceState& sequence) {
   for (std::size_t g = 0; g < num_groups(); ++g) {
     SequenceGroup& own = sequence.groups[g];
     if (kind(g).has_block_pages() || own.run.pages.empty() || is_null(own.run.pages[0])) continue;
-    const PageRun& run = node_run(node, g);
-    if (std::binary_search(run.positions.begin(), run.positions.end(), end)) continue;
+    if (has_snapshot(node, g, end)) continue;
     const PageId page = residency_->take_page(sequence_key(sequence, g), own.run, 0);
     own.run.pages.clear();
     store_->note_read(page, last_use);
@@ -337,7 +360,8 @@ void CacheCore::publish_tail(SequenceState& sequence) {
   const std::int64_t size = config_.tokens_per_block;
   if (std::ssize(sequence.unpublished) >= size) return;
   if (!sequence.unpublished.empty() &&
-      branch_with(sequence.leaf, sequence.unpublished) == kNoNode) {
+      branch_with(sequence.leaf, sequence.unpublished) == kNoNode &&
+      tree_->find_child(sequence.leaf, sequence.unpublished) == kNoNode) {
     publish_new(sequence, 0);
     drop_published(sequence, 1);
   }
@@ -357,12 +381,15 @@ void CacheCore::pin_node(NodeIndex index, Pins change) {
 }
 
 // The node that has, or gets, a copy of the partial block at the end; the leaf where there is none.
-NodeIndex CacheCore::endpoint_node(SequenceState& sequence) {
+// Nothing where the same block is on its way, by somebody else.
+NodeIndex CacheCore::endpoint_node(SequenceState& sequence, bool& is_new) {
   const std::span<const TokenId> tail = sequence.unpublished;
+  is_new = false;
   if (tail.empty()) return sequence.leaf;
   NodeIndex node = branch_with(sequence.leaf, tail);
   if (node != kNoNode) return node;
-  const NodeIndex shorter = tree_->find_shorter_child(sequence.leaf, tail);
+  if (tree_->find_child(sequence.leaf, tail) != kNoNode) return kNoNode;
+  is_new = true;
   node = tree_->add(sequence.leaf, tail);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     PageRun& run = node_run(node, g);
@@ -371,24 +398,23 @@ NodeIndex CacheCore::endpoint_node(SequenceState& sequence) {
     run.pages.emplace_back();
     if (run.is_pinned_by_page) run.pins.emplace_back();
   }
-  if (shorter != kNoNode && tree_->node(shorter).users == Pins()) absorb_shorter(node, shorter);
   return node;
 }
 
 // Copies the pages of the partial block where the node has none that covers as much. False where
-// there is no room for one, or it is not written and others see the node already.
-bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index) {
+// there is no room for one.
+bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index, bool is_new) {
   const auto tail = static_cast<std::int32_t>(sequence.unpublished.size());
-  const bool is_new = tree_->node(index).num_written == 0 && tree_->node(index).writes.empty();
-  const bool may_put = is_new || sequence.written.status() == EventStatus::kSucceeded ||
-                       SLACKWATER_MUTANT(unwritten_copy_is_seen);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     const LayerGroupId group(static_cast<std::int32_t>(g));
     const PageId source = own_page(sequence, g, sequence.num_path_blocks);
     if (!kind(g).has_block_pages() || is_null(source)) continue;
     if (matcher_->usable_coverage(tree_->node(index), group, 0) >= tail) continue;
     PageRun& run = node_run(index, g);
-    if (!may_put || (run.is_pinned_by_page && run.pins[0] != Pins())) return false;
+    // Others see the node already: what they cannot do without is there, and stays.
+    if (!is_new && !run.is_pinned_by_page) return false;
+    const bool is_late = !is_new && sequence.written.status() != EventStatus::kSucceeded;
+    if (run.is_pinned_by_page && run.pins[0] != Pins()) return false;
     const std::optional<PageId> copy = try_allocate(g);
     if (!copy.has_value()) return false;
     if (!store_->copy(source, *copy).has_value()) {
@@ -399,6 +425,7 @@ bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index) {
     release_page(node_key(index, g), 0);
     run.pages[0] = *copy;
     tree_->set_coverage(tree_->node(index), group, 0, tail);
+    set_late(tree_->node(index), group, 0, is_late ? sequence.written : Event());
     certify_page(index, g, 0);
     residency_->page_added(node_key(index, g), run, 0);
   }
@@ -410,20 +437,22 @@ bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index) {
 void CacheCore::copy_endpoint(SequenceState& sequence) {
   if (std::ssize(sequence.unpublished) >= config_.tokens_per_block) return;
   const std::int64_t end = sequence.num_committed;
-  const NodeIndex node = endpoint_node(sequence);
-  if (tree_->node(node).is_root()) return;
+  bool is_new = false;
+  const NodeIndex node = endpoint_node(sequence, is_new);
+  if (node == kNoNode) ++counters_.snapshots_skipped;
+  if (node == kNoNode || tree_->node(node).is_root()) return;
   pin_node(node, {0, 1});
-  bool has_room = sequence.unpublished.empty() || copy_tail(sequence, node);
+  bool has_room = sequence.unpublished.empty() || copy_tail(sequence, node, is_new);
   for (std::size_t g = 0; g < num_groups() && has_room; ++g) {
     if (kind(g).has_block_pages()) continue;
-    const PageRun& run = node_run(node, g);
-    if (std::binary_search(run.positions.begin(), run.positions.end(), end)) continue;
+    if (has_snapshot(node, g, end)) continue;
     const std::optional<PageId> copy = try_allocate(g);
     has_room = copy.has_value();
     if (!has_room) break;
     const PageId state = sequence.groups[g].run.pages[0];
     if (!store_->copy(state, *copy).has_value()) {
       store_->release(*copy);
+      has_room = false;
       break;
     }
     sequence.stream->wait(store_->ready(*copy));
@@ -432,8 +461,7 @@ void CacheCore::copy_endpoint(SequenceState& sequence) {
   if (!has_room) {
     ++counters_.snapshots_skipped;
     // Half a copy is none.
-    for (std::size_t g = 0; g < num_groups(); ++g) {
-      if (!kind(g).needs_every_block() || !is_null(node_run(node, g).pages.back())) continue;
+    if (is_new && tree_->node(node).num_written == 0 && tree_->node(node).writes.empty()) {
       break_node(node, 0);
     }
   }

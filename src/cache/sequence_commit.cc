@@ -222,7 +222,7 @@ void CacheCore::cancel_snapshot(SequenceState& sequence, std::int64_t position) 
 
 // The node of the path that holds a position; of one in the block at the end, whichever branch
 // begins with that. None where that block is not in the tree.
-NodeIndex CacheCore::node_of_position(const SequenceState& sequence, std::int64_t position) const {
+NodeIndex CacheCore::node_of_position(const SequenceState& sequence, std::int64_t position) {
   if (position <= 0) return kNoNode;
   const std::int64_t block = (position - 1) / config_.tokens_per_block;
   if (block < sequence.num_path_blocks) {
@@ -234,20 +234,43 @@ NodeIndex CacheCore::node_of_position(const SequenceState& sequence, std::int64_
   return branch_with(sequence.leaf, tail);
 }
 
-// A child that begins with some tokens, if there are any.
-NodeIndex CacheCore::branch_with(NodeIndex parent, std::span<const TokenId> tokens) const {
+// A child that others see and that begins with some tokens, if there are any.
+NodeIndex CacheCore::branch_with(NodeIndex parent, std::span<const TokenId> tokens) {
   if (tokens.empty()) return kNoNode;
+  const auto is_seen = [&](NodeIndex child) {
+    settle(child);
+    return tree_->node(child).num_written > 0;
+  };
   const NodeIndex same = tree_->find_child(parent, tokens);
-  return same != kNoNode ? same : tree_->find_longer_child(parent, tokens);
+  if (same != kNoNode && is_seen(same)) return same;
+  return tree_->find_longer_child(parent, tokens, is_seen);
 }
 
-// False where there is one already.
+bool CacheCore::is_lost_snapshot(const PageRun& run, std::size_t index) const {
+  return is_null(run.pages[index]) || run.written[index].status() == EventStatus::kFailed ||
+         store_->ready(run.pages[index]).status() == EventStatus::kFailed;
+}
+
+// Whether a position has one already, or one that is lost and somebody waits for.
+bool CacheCore::has_snapshot(NodeIndex node, std::size_t group, std::int64_t position) const {
+  const PageRun& run = tree_->node(node).runs[group];
+  const auto at = std::lower_bound(run.positions.begin(), run.positions.end(), position);
+  if (at == run.positions.end() || *at != position) return false;
+  const auto i = static_cast<std::size_t>(at - run.positions.begin());
+  return !is_lost_snapshot(run, i) || run.pins[i] != Pins();
+}
+
+// False where there is one already; one that is lost gives way.
 bool CacheCore::put_snapshot(NodeIndex node, std::size_t group, std::int64_t position, PageId page,
                              const Event& written) {
+  if (has_snapshot(node, group, position)) return false;
   PageRun& run = node_run(node, group);
-  const auto at = std::lower_bound(run.positions.begin(), run.positions.end(), position);
-  if (at != run.positions.end() && *at == position) return false;
+  auto at = std::lower_bound(run.positions.begin(), run.positions.end(), position);
   const auto index = at - run.positions.begin();
+  if (at != run.positions.end() && *at == position) {
+    remove_snapshot(node, group, static_cast<std::size_t>(index));
+    at = run.positions.begin() + index;
+  }
   run.positions.insert(at, position);
   const auto key = branch_key(node, group, position);
   if (key.has_value()) states_.add(*key, node);
@@ -256,7 +279,11 @@ bool CacheCore::put_snapshot(NodeIndex node, std::size_t group, std::int64_t pos
   run.written.insert(run.written.begin() + index, written);
   const auto i = static_cast<std::size_t>(index);
   run.certificates.insert(run.certificates.begin() + index, Digest128());
-  certify_page(node, group, i);
+  if (store_->tier(page) == Tier::kDisk) {
+    run.certificates[i] = store_->certificate(page);  // of the same prefix
+  } else {
+    certify_page(node, group, i);
+  }
   residency_->page_added(node_key(node, group), run, i);
   ++counters_.snapshots_published;
   return true;

@@ -192,7 +192,7 @@ void CacheCore::close(SequenceState& sequence) {
   const bool has_own_frames = std::any_of(
       sequence.groups.begin(), sequence.groups.end(),
       [](const SequenceGroup& group) { return group.run.num_on[index_of(Tier::kDisk)] > 0; });
-  if (!has_own_frames && sequence.was_resumed && !sequence.is_finished && !sequence.is_damaged &&
+  if (!has_own_frames && sequence.was_resumed && !sequence.is_damaged &&
       sequence.arrived.status() == EventStatus::kSucceeded) {
     publish(sequence);
     publish_tail(sequence);
