@@ -156,6 +156,7 @@ class CacheCore final : public RunOwners {
   Result<void> grow(SequenceState& sequence, std::int64_t capacity, std::int64_t history);
   Result<void> make_room_beside(SequenceState& sequence, std::span<const std::int32_t> needed,
                                 std::span<const BlockRange> stale);
+  bool has_stale_pages(const SequenceState& sequence, std::span<const BlockRange> stale);
   void shrink(SequenceState& sequence, std::int64_t capacity);
   void let_go(SequenceState& sequence, std::size_t group, const BlockRange& stale,
               device::Event& last_use);

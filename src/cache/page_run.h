@@ -56,6 +56,8 @@ struct PageRun {
   std::array<std::int32_t, kNumTiers> num_on = {};
   std::array<std::int32_t, kNumTiers> num_evictable = {};
   std::array<QueuePlace, kNumTiers> places = {};
+  // Pages at and past it are not on the tier, but for snapshots; found out when one is wanted.
+  mutable std::array<std::uint32_t, kNumTiers> end_on = {};
   bool may_be_lost = false;  // a page has moved since somebody looked whether it arrived
 
   std::int32_t num_pages() const {

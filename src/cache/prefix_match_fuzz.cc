@@ -93,6 +93,7 @@ class PrefixMatchModel {
     Tokens tokens;
     std::set<std::int64_t> reserved;  // positions of states to come
     bool was_resumed = false;
+    bool may_be_ahead = false;  // had room past the end since the last commit
     bool is_committing = true;
     bool is_finished = false;
   };
@@ -196,6 +197,7 @@ class PrefixMatchModel {
     ASSERT_TRUE(s.commit(std::span(model.tokens).subspan(from, static_cast<std::size_t>(to) - from))
                     .has_value());
     naive_[model.salt].publish(front(model.tokens, to / tokens_per_block_ * tokens_per_block_));
+    model.may_be_ahead = s.capacity() > s.num_committed();
     publish_reserved(model);
   }
 
@@ -223,11 +225,14 @@ class PrefixMatchModel {
     model.reserved.insert(position);
   }
 
+  // Room for more, or no more than what is computed: a step may have been under way in between.
   void grow(Model& model) {
     if (!is_ready(model)) return;
     const Sequence& s = model.sequence;
-    ASSERT_TRUE(
-        model.sequence.resize(s.capacity() + static_cast<std::int64_t>(below(20))).has_value());
+    const std::int64_t capacity =
+        below(4) == 0 ? s.history() : s.capacity() + static_cast<std::int64_t>(below(20));
+    ASSERT_TRUE(model.sequence.resize(capacity).has_value());
+    model.may_be_ahead |= capacity > s.num_committed();
   }
 
   void suspend(Model& model) {
@@ -249,8 +254,7 @@ class PrefixMatchModel {
     if (s.num_committed() == 0) return;
     const Tokens tokens = front(model.tokens, s.num_committed());
     naive_[model.salt].publish(tokens);
-    const bool is_of_end =
-        s.history() == s.num_committed() && (is_last || s.capacity() == s.num_committed());
+    const bool is_of_end = s.history() == s.num_committed() && (is_last || !model.may_be_ahead);
     if (is_of_end) naive_[model.salt].add_snapshot(tokens);
     publish_reserved(model);
   }

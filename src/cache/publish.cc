@@ -338,9 +338,9 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
 void CacheCore::publish_state(SequenceState& sequence) {
   const std::int64_t end = sequence.num_committed;
   const NodeIndex node = node_of_position(sequence, end);
-  // A step for which there is room may be under way, and the state is written in place.
+  // A step for which there is, or was, room may be under way, and the state is written in place.
   const bool is_of_end =
-      sequence.history == end && (sequence.capacity == end || sequence.is_finished);
+      sequence.history == end && (!sequence.may_be_ahead || sequence.is_finished);
   if (!is_of_end || sequence.is_state_unknown || node == kNoNode) return;
   const Event last_use = record(sequence);
   for (std::size_t g = 0; g < num_groups(); ++g) {

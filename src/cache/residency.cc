@@ -13,6 +13,11 @@ namespace {
 constexpr std::array<Tier, kNumTiers> kTiers = {Tier::kDevice, Tier::kHost, Tier::kDisk};
 constexpr std::size_t kNoSwap = static_cast<std::size_t>(-1);
 
+void raise_end(PageRun& run, Tier tier, std::size_t index) {
+  std::uint32_t& end = run.end_on[index_of(tier)];
+  end = std::max(end, static_cast<std::uint32_t>(index + 1));
+}
+
 std::int32_t is_pinned(const Pins& pins) { return pins == Pins() ? 0 : 1; }
 
 }  // namespace
@@ -34,7 +39,16 @@ Residency::Residency(storage::TieredStore& store, std::size_t num_groups, RunOwn
   }
   num_pinned_.resize(store.num_pool_groups(Tier::kHost));
   swap_slots_.resize(num_pinned_.size());
-  if (store.has_tier(Tier::kHost)) reserve_swap_slots();
+  disk_swap_slots_.resize(store.num_pool_groups(Tier::kDisk));
+  if (store.has_tier(Tier::kHost)) {
+    reserve_swap_slots();
+  } else if (store.has_tier(Tier::kDisk)) {
+    for (std::size_t g = 0; g < num_groups; ++g) {
+      const LayerGroupId group(static_cast<std::int32_t>(g));
+      disk_swap_slots_[pool_of(Tier::kDisk, group)] =
+          std::min(kSwapSlots, store.pool_stats(Tier::kDisk, group).num_slots / 2);
+    }
+  }
 }
 
 // As many as there were, or as there is room for: half of a small pool at most.
@@ -53,6 +67,12 @@ void Residency::reserve_swap_slots() {
                      again.error().text());
     slots = *std::move(again);
   }
+}
+
+// Slots of a tier that whoever leaves another one may take.
+std::int32_t Residency::room_on(Tier tier, std::size_t pool) const {
+  const std::int32_t free = store_.num_usable(tier, pool);
+  return tier == Tier::kDisk ? std::max(0, free - disk_swap_slots_[pool]) : free;
 }
 
 void Residency::change_pinned(const PageRun& run, Tier tier, std::int32_t change) {
@@ -141,12 +161,14 @@ void Residency::attempt_stands() {
 void Residency::page_added(const RunKey& key, PageRun& run, std::size_t index) {
   const Tier tier = store_.tier(run.pages[index]);
   ++run.num_on[index_of(tier)];
+  raise_end(run, tier, index);
   if (may_leave(run.pins_of(index), tier)) change_evictable(key, run, tier, 1);
   change_pinned(run, tier, is_pinned(run.pins_of(index)));
   if (!store_.ready(run.pages[index]).is_null()) run.may_be_lost = true;
 }
 
 void Residency::pages_allocated(PageRun& run, std::int32_t count) {
+  if (count > 0) raise_end(run, Tier::kDevice, run.pages.size() - 1);
   run.num_on[index_of(Tier::kDevice)] += count;
   change_pinned(run, Tier::kDevice, count);
 }
@@ -221,6 +243,7 @@ void Residency::run_was_split(const RunKey& front_key, PageRun& front, PageRun& 
     const Tier tier = store_.tier(front.pages[i]);
     const std::size_t t = index_of(tier);
     ++front.num_on[t];
+    raise_end(front, tier, i);
     --rest.num_on[t];
     if (!may_leave(front.pins_of(i), tier)) continue;
     ++front.num_evictable[t];
@@ -251,8 +274,16 @@ std::int32_t Residency::pick_of_run(Tier tier, const RunKey& key, const PageRun&
                                     std::int32_t wanted) {
   const std::int32_t goal = std::min(wanted, run.num_evictable[index_of(tier)]);
   std::int32_t found = 0;
-  for (std::size_t step = 0; step < run.pages.size() && found < goal; ++step) {
-    const std::size_t i = run.is_by_position ? step : run.pages.size() - 1 - step;
+  // Pages at the end that lie elsewhere are not looked at again.
+  std::uint32_t& end = run.end_on[index_of(tier)];
+  end = std::min(end, static_cast<std::uint32_t>(run.pages.size()));
+  while (!run.is_by_position && end > 0 &&
+         (is_null(run.pages[end - 1]) || store_.tier(run.pages[end - 1]) != tier)) {
+    --end;
+  }
+  const std::size_t count = run.is_by_position ? run.pages.size() : end;
+  for (std::size_t step = 0; step < count && found < goal; ++step) {
+    const std::size_t i = run.is_by_position ? step : count - 1 - step;
     const PageId page = run.pages[i];
     if (is_null(page) || store_.tier(page) != tier || !may_leave(run.pins_of(i), tier)) continue;
     victims_[index_of(tier)].push_back({key, static_cast<std::uint32_t>(i), page, run.priority,
@@ -318,7 +349,7 @@ Result<void> Residency::plan_tier(Tier tier, std::vector<Victim*>& arriving,
   const std::size_t t = index_of(tier);
   std::vector<std::int32_t> room(queues_[t].size());
   for (std::size_t pool = 0; pool < room.size(); ++pool) {
-    room[pool] = store_.num_usable(tier, pool) + (leaving.empty() ? 0 : leaving[pool]);
+    room[pool] = room_on(tier, pool) + (leaving.empty() ? 0 : leaving[pool]);
     const auto num_arriving = static_cast<std::int32_t>(
         std::count_if(arriving.begin(), arriving.end(), [&](const Victim* victim) {
           return pool_of(tier, LayerGroupId(victim->key.group)) == pool;
@@ -366,11 +397,9 @@ Result<void> Residency::apply() {
 }
 
 // Where a page of the plan stands now: snapshots of a run move up when one of them leaves.
-std::size_t Residency::find_page(const PageRun& run, const Victim& victim) const {
-  if (victim.index < run.pages.size() && run.pages[victim.index] == victim.page) {
-    return victim.index;
-  }
-  const auto at = std::find(run.pages.begin(), run.pages.end(), victim.page);
+std::size_t Residency::find_page(const PageRun& run, PageId page, std::size_t guess) {
+  if (guess < run.pages.size() && run.pages[guess] == page) return guess;
+  const auto at = std::find(run.pages.begin(), run.pages.end(), page);
   SLACKWATER_CHECK(at != run.pages.end(), "a page of the plan is not in its run");
   return static_cast<std::size_t>(at - run.pages.begin());
 }
@@ -389,7 +418,7 @@ void Residency::drop_victims(Tier tier) {
 }
 
 void Residency::give_up(const Victim& victim) {
-  const std::size_t index = find_page(*owners_.find_run(victim.key), victim);
+  const std::size_t index = find_page(*owners_.find_run(victim.key), victim.page, victim.index);
   if (victim.is_held) {
     owners_.lose_page(victim.key, index);
   } else {
@@ -420,7 +449,8 @@ Result<void> Residency::migrate(std::vector<Victim> victims, Tier from, Tier to,
       const PageRun& run = *owners_.find_run(victim.key);
       note_last_use(victim.key, run, victim.page);
       if (to == Tier::kDisk && store_.certificate(victim.page) == Digest128()) {
-        store_.certify(victim.page, owners_.certificate(victim.key, find_page(run, victim)));
+        const std::size_t index = find_page(run, victim.page, victim.index);
+        store_.certify(victim.page, owners_.certificate(victim.key, index));
       }
       moving_.push_back(victim.page);
     }
@@ -436,7 +466,8 @@ Result<void> Residency::migrate(std::vector<Victim> victims, Tier from, Tier to,
     std::erase_if(victims, [&](const Victim& victim) { return !store_.is_alive(victim.page); });
   }
   for (const Victim& victim : victims) {
-    moved(victim.key, *owners_.find_run(victim.key), victim.page, from, to);
+    PageRun& run = *owners_.find_run(victim.key);
+    moved(victim.key, run, find_page(run, victim.page, victim.index), from, to);
   }
   return {};
 }
@@ -455,8 +486,10 @@ Result<void> Residency::move_victims(Tier from, Tier to) {
 Result<std::int32_t> Residency::move_some_victims(Tier from, Tier to, bool uses_swap_slots) {
   std::int32_t count = 0;
   for (std::size_t pool = 0; pool < queues_[index_of(to)].size(); ++pool) {
-    std::int32_t room =
-        uses_swap_slots ? swap_slots_[pool].num_pages() : store_.num_usable(to, pool);
+    std::int32_t room = room_on(to, pool);
+    if (uses_swap_slots) {
+      room = to == Tier::kHost ? swap_slots_[pool].num_pages() : store_.num_usable(to, pool);
+    }
     std::vector<Victim> moving;
     for (Victim& victim : victims_[index_of(from)]) {
       if (room == 0) break;
@@ -467,8 +500,8 @@ Result<std::int32_t> Residency::move_some_victims(Tier from, Tier to, bool uses_
       --room;
     }
     count += static_cast<std::int32_t>(moving.size());
-    SLACKWATER_RETURN_IF_ERROR(
-        migrate(std::move(moving), from, to, uses_swap_slots ? pool : kNoSwap));
+    SLACKWATER_RETURN_IF_ERROR(migrate(std::move(moving), from, to,
+                                       uses_swap_slots && to == Tier::kHost ? pool : kNoSwap));
   }
   return count;
 }
@@ -494,14 +527,23 @@ Result<std::int32_t> Residency::bring_some(std::vector<PageRef>& pages) {
   }
   SLACKWATER_RETURN_IF_ERROR(store_.migrate(moving_, Tier::kDevice));
   for (std::size_t i = 0; i < now.size(); ++i) {
-    moved(now[i].key, *owners_.find_run(now[i].key), moving_[i], from[i], Tier::kDevice);
+    PageRun& run = *owners_.find_run(now[i].key);
+    moved(now[i].key, run, find_page(run, now[i].page, now[i].index), from[i], Tier::kDevice);
   }
   pages = std::move(later);
   return static_cast<std::int32_t>(now.size());
 }
 
-// Pages and victims change places, a few at a time. Each turn empties slots that the next fills.
+// The slots over which pages change places are kept for the next one, however this one ends.
 Result<void> Residency::change_places(std::vector<PageRef> pages) {
+  const Result<void> changed = change_some_places(std::move(pages));
+  if (store_.has_tier(Tier::kHost)) reserve_swap_slots();
+  return changed;
+}
+
+// Pages and victims change places, a few at a time. Each turn empties slots that the next fills.
+Result<void> Residency::change_some_places(std::vector<PageRef> pages) {
+  const Tier below = store_.has_tier(Tier::kHost) ? Tier::kHost : Tier::kDisk;
   for (const Tier tier : {Tier::kDisk, Tier::kHost, Tier::kDevice}) drop_victims(tier);
   const auto is_left = [&] {
     return !pages.empty() ||
@@ -521,9 +563,9 @@ Result<void> Residency::change_places(std::vector<PageRef> pages) {
       count += moved_now;
     }
     SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t swapped,
-                                move_some_victims(Tier::kDevice, Tier::kHost, true));
+                                move_some_victims(Tier::kDevice, below, true));
     SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t brought, bring_some(pages));
-    reserve_swap_slots();
+    if (below == Tier::kHost) reserve_swap_slots();
     if (count + swapped + brought == 0) {
       return make_error(ErrorCode::kResourceExhausted,
                         "{} pages cannot change places with what lies on the device", pages.size());
@@ -532,9 +574,9 @@ Result<void> Residency::change_places(std::vector<PageRef> pages) {
   return {};
 }
 
-void Residency::moved(const RunKey& key, PageRun& run, PageId page, Tier from, Tier to) {
-  const auto at = std::find(run.pages.begin(), run.pages.end(), page);
-  const Pins& pins = run.pins_of(static_cast<std::size_t>(at - run.pages.begin()));
+void Residency::moved(const RunKey& key, PageRun& run, std::size_t index, Tier from, Tier to) {
+  const Pins& pins = run.pins_of(index);
+  raise_end(run, to, index);
   --run.num_on[index_of(from)];
   ++run.num_on[index_of(to)];
   change_pinned(run, from, -is_pinned(pins));
@@ -596,6 +638,9 @@ void Residency::audit_run(const RunKey& key, const PageRun& run) const {
                      run.pages[i].index);
     const Tier tier = store_.tier(run.pages[i]);
     ++on[index_of(tier)];
+    SLACKWATER_CHECK(run.is_by_position || i < run.end_on[index_of(tier)],
+                     "I1: page {} on the {} is past the end {}", i, storage::to_string(tier),
+                     run.end_on[index_of(tier)]);
     SLACKWATER_CHECK(run.pins_of(i).locks == 0 || tier == Tier::kDevice,
                      "I1: a locked page lies on the {}", storage::to_string(tier));
     if (may_leave(run.pins_of(i), tier)) ++evictable[index_of(tier)];

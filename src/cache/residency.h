@@ -106,10 +106,12 @@ class Residency {
   Result<void> make_room(std::span<const std::int32_t> needed);
   // The pages of locked runs that lie elsewhere come to the device, where there must also be room
   // for `needed` others. When all tiers are full they change places with what may leave the
-  // device, a few at a time, by way of slots on the host that are kept free for that.
+  // device, a few at a time, by way of slots on the host, or on the disk where there is no host,
+  // that are kept free for that.
   struct PageRef {
     RunKey key;
     PageId page;
+    std::size_t index = 0;  // in its run
   };
   Result<void> recall(std::span<const PageRef> pages, std::span<const std::int32_t> needed);
 
@@ -165,12 +167,14 @@ class Residency {
   Result<void> move_victims(Tier from, Tier to);
   Result<std::int32_t> move_some_victims(Tier from, Tier to, bool uses_swap_slots);
   Result<std::int32_t> bring_some(std::vector<PageRef>& pages);
+  std::int32_t room_on(Tier tier, std::size_t pool) const;
   Result<void> change_places(std::vector<PageRef> pages);
+  Result<void> change_some_places(std::vector<PageRef> pages);
   void give_up(const Victim& victim);
   Result<void> migrate(std::vector<Victim> victims, Tier from, Tier to, std::size_t swap_pool);
   void note_last_use(const RunKey& key, const PageRun& run, PageId page);
-  void moved(const RunKey& key, PageRun& run, PageId page, Tier from, Tier to);
-  std::size_t find_page(const PageRun& run, const Victim& victim) const;
+  void moved(const RunKey& key, PageRun& run, std::size_t index, Tier from, Tier to);
+  static std::size_t find_page(const PageRun& run, PageId page, std::size_t guess);
 
   storage::TieredStore& store_;
   RunOwners& owners_;
@@ -180,6 +184,7 @@ class Residency {
   std::array<std::vector<std::int32_t>, kNumTiers> evictable_;     // likewise
   std::array<std::vector<Victim>, kNumTiers> victims_;             // of the plan, by tier
   std::vector<storage::TieredStore::HostReservation> swap_slots_;  // [pool groups of the host]
+  std::vector<std::int32_t> disk_swap_slots_;                      // the same where there is none
   std::vector<std::int32_t> num_pinned_;                           // likewise, device and host
   const bool guarantees_suspend_;
   struct Hidden {

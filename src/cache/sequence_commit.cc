@@ -35,6 +35,11 @@ Result<void> CacheCore::check_commit(const SequenceState& sequence, std::int64_t
         "the history must be {} or {}",
         committed, sequence.history, sequence.num_committed, committed);
   }
+  if (sequence.is_damaged) {
+    return make_error(ErrorCode::kDataLoss,
+                      "pages of request {} are lost; close it and compute it again",
+                      sequence.request.value());
+  }
   if (sequence.is_state_unknown) {
     return make_error(
         ErrorCode::kDataLoss,
@@ -104,6 +109,7 @@ Result<void> CacheCore::commit(SequenceState& sequence, std::span<const TokenId>
   digests_.retain(tokens);
   sequence.unpublished.insert(sequence.unpublished.end(), tokens.begin(), tokens.end());
   sequence.num_committed = committed;
+  sequence.may_be_ahead = sequence.capacity > committed;
   note_written(sequence, from, written);
   if (!written.is_null() || !sequence.written.is_null()) {
     const std::array<Event, 2> all = {sequence.written, written};

@@ -227,7 +227,7 @@ void CacheCore::close(SequenceState& sequence) {
 
 Event CacheCore::record(SequenceState& sequence) const {
   if (sequence.status != SequenceStatus::kActive) return {};
-  return SLACKWATER_MUTANT(unpin_before_the_step_ends) ? Event() : sequence.stream->record();
+  return SLACKWATER_MUTANT(unpin_before_the_step_ends) ? Event() : sequence.stream->mark();
 }
 
 std::vector<TokenId> CacheCore::committed_tokens(const SequenceState& sequence) const {

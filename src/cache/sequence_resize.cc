@@ -29,6 +29,11 @@ Result<void> CacheCore::check_lengths(const SequenceState& sequence, std::int64_
                       "a capacity of {} tokens; a sequence has fewer than {} blocks of {}",
                       capacity, kMaxBlocks, config_.tokens_per_block);
   }
+  if (sequence.is_damaged) {
+    return make_error(ErrorCode::kDataLoss,
+                      "pages of request {} are lost; close it and compute it again",
+                      sequence.request.value());
+  }
   if (history < sequence.history) {
     return make_error(ErrorCode::kInvalidArgument,
                       "a history of {} tokens after one of {}; what is computed stays computed",
@@ -149,6 +154,22 @@ void CacheCore::allocate_blocks(SequenceState& sequence, std::size_t group, std:
   residency_->pages_allocated(own.run, static_cast<std::int32_t>(count));
 }
 
+// Whether what is about to be let go is still where it was.
+bool CacheCore::has_stale_pages(const SequenceState& sequence, std::span<const BlockRange> stale) {
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (!kind(g).has_block_pages()) continue;
+    const std::int64_t begin = std::max(sequence.groups[g].stale.end, stale[g].begin);
+    const std::int64_t end = std::min(stale[g].end, sequence.num_path_blocks);
+    for (std::int64_t block = begin; block < end; ++block) {
+      const NodeIndex node = path_node(sequence.leaf, block);
+      const PageId page =
+          node_run(node, g).pages[static_cast<std::size_t>(block - tree_->node(node).first_block)];
+      if (is_null(page) || store_->tier(page) != Tier::kDevice) return false;
+    }
+  }
+  return true;
+}
+
 // Shared pages that are about to be let go may make room for the new ones.
 Result<void> CacheCore::make_room_beside(SequenceState& sequence,
                                          std::span<const std::int32_t> needed,
@@ -168,12 +189,28 @@ Result<void> CacheCore::make_room_beside(SequenceState& sequence,
   };
   pin_stale({-1, 0});
   const Result<void> again = residency_->make_room(needed);
-  pin_stale({1, 0});
-  // What was about to be let go may have left before something else failed.
-  if (!again.has_value() && again.error().code() != ErrorCode::kResourceExhausted) {
-    sequence.is_damaged = true;
+  if (again.has_value() || has_stale_pages(sequence, stale)) {
+    pin_stale({1, 0});
+    return again;
   }
-  return again;
+  // What was about to be let go has left, and then something else failed.
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (!kind(g).has_block_pages()) continue;
+    BlockRange gone = stale[g];
+    gone.end = std::max(sequence.groups[g].stale.end, std::min(gone.end, sequence.num_path_blocks));
+    sequence.groups[g].stale = gone;
+    for (std::int64_t block = gone.begin; block < gone.end; ++block) {
+      if (block < std::ssize(sequence.groups[g].slots)) {
+        set_slot(sequence.groups[g], block, kNoSlot);
+      }
+    }
+  }
+  sequence.is_damaged = true;
+  return make_error(
+      ErrorCode::kDataLoss,
+      "pages of request {} have left the device, and others did not come: {}; close it "
+      "and compute it again",
+      sequence.request.value(), again.error().text());
 }
 
 Result<void> CacheCore::grow(SequenceState& sequence, std::int64_t capacity, std::int64_t history) {
@@ -224,6 +261,7 @@ Result<void> CacheCore::resize(SequenceState& sequence, std::optional<std::int64
   const std::int64_t history = new_history.value_or(sequence.history);
   SLACKWATER_RETURN_IF_ERROR(check_lengths(sequence, capacity, history));
   // Nothing that others see changes.
+  sequence.may_be_ahead |= capacity > sequence.num_committed;
   if (is_within_blocks(sequence, capacity, history)) {
     sequence.capacity = capacity;
     sequence.history = history;

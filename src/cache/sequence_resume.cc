@@ -104,7 +104,7 @@ void CacheCore::gather_run(const RunKey& key, const PageRun& run,
   if (run.num_on[index_of(Tier::kDevice)] == run.num_pages()) return;
   for (std::size_t i = 0; i < run.pages.size(); ++i) {
     if (is_null(run.pages[i]) || store_->tier(run.pages[i]) == Tier::kDevice) continue;
-    if (run.pins_of(i).locks > 0) cold.push_back({key, run.pages[i]});
+    if (run.pins_of(i).locks > 0) cold.push_back({key, run.pages[i], i});
   }
 }
 
@@ -136,7 +136,7 @@ void CacheCore::gather_cold(SequenceState& sequence, std::vector<Residency::Page
     }
     if (i < run.pages.size() && !is_null(run.pages[i]) &&
         store_->tier(run.pages[i]) == Tier::kDisk) {
-      cold.push_back({node_key(node, g), run.pages[i]});
+      cold.push_back({node_key(node, g), run.pages[i], i});
     }
   }
 }
@@ -235,8 +235,12 @@ Result<void> CacheCore::verify_page(const RunKey& key, const PageRun& run, std::
   if (SLACKWATER_MUTANT(certificate_is_not_looked_at)) return {};
   if (is_node && run.certificates[index] == store_->certificate(page)) return {};
   const Result<void> checked = store_->verify(page, certificate(key, index));
-  if (!checked.has_value() && is_node && kind(key.group).needs_every_block()) {
+  if (checked.has_value() || !is_node) return checked;
+  // Nobody finds it again: it is gone at once, unless somebody else reads it.
+  if (kind(key.group).needs_every_block()) {
     break_node(NodeIndex(key.index), static_cast<std::int32_t>(index));
+  } else if (run.pins_of(index).locks == 1) {
+    lose_page(key, index);
   }
   return checked;
 }

@@ -55,6 +55,7 @@ struct SequenceState {
   bool is_finished = false;  // committed with is_end
   bool was_resumed = false;
   bool is_damaged = false;        // a page of its own was lost
+  bool may_be_ahead = false;      // there was room past the end since: the state may be of there
   bool is_state_unknown = false;  // a step has failed, and may have left its state anywhere
 
   std::vector<SequenceGroup> groups;

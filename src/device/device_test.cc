@@ -136,6 +136,19 @@ TEST_P(DeviceThreads, AFailedItemFailsTheNextEventAndNoOther) {
   EXPECT_TRUE(ran_after) << "work after a failure goes on";
 }
 
+// Somebody else's mark takes no failure away from whoever queued the items.
+TEST_P(DeviceThreads, AMarkLeavesTheFailureToTheNextRecord) {
+  const auto stream = make_stream("work");
+  stream->run([] { return false; });
+  const Event mark = stream->mark();
+  stream->run([] { return true; });
+  const Event failed = stream->record();
+  const Event after = stream->mark();
+  EXPECT_EQ(after.wait(), EventStatus::kSucceeded);
+  EXPECT_EQ(mark.status(), EventStatus::kFailed);
+  EXPECT_EQ(failed.status(), EventStatus::kFailed);
+}
+
 TEST_P(DeviceThreads, WorkThatWaitsForAFailedEventRunsAllTheSame) {
   const auto first = make_stream("first");
   const auto second = make_stream("second");

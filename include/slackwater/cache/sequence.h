@@ -79,9 +79,9 @@ class Sequence {
   // Lets the device go, after what is queued on the stream.
   Result<void> suspend();
   // Commits what is left over, and gives everything back. In any state; again: nothing. The state
-  // of the end becomes a snapshot where there is no room for a step beyond it: capacity() is
-  // num_committed() then. What is left over is lost where pages of its own are lost, have not come
-  // back yet, or lie on disk: a frame there names its owner.
+  // of the end becomes a snapshot where there was no room for a step beyond it since the last
+  // commit: capacity() was num_committed() then. What is left over is lost where pages of its own
+  // are lost, have not come back yet, or lie on disk: a frame there names its owner.
   void close();
 
   // New pages for `capacity` tokens, of which `history` are computed; both only what is given.

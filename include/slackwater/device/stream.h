@@ -52,6 +52,9 @@ class Stream {
   virtual void run(Item item) = 0;
   virtual void copy(CopyBatch batch) = 0;
   virtual Event record() = 0;
+  // The same, for somebody else than whoever queued the items: the next record() still tells of
+  // their failures.
+  virtual Event mark() = 0;
 
   // Blocks the caller until everything queued has ended; the status as record() would give it.
   EventStatus synchronize() { return record().wait(); }

@@ -37,7 +37,10 @@ void CpuStream::run(Item item) { push(std::move(item)); }
 
 void CpuStream::copy(CopyBatch batch) { push(std::move(batch)); }
 
-Event CpuStream::record() {
+Event CpuStream::record() { return record(false); }
+Event CpuStream::mark() { return record(true); }
+
+Event CpuStream::record(bool keeps_failure) {
   {
     // Nothing is under way, so nothing has to be waited for: no event, and no worker woken for it.
     const std::scoped_lock lock(mutex_);
@@ -45,7 +48,7 @@ Event CpuStream::record() {
   }
   EventSource source(Event(new EventState(name() + " stream")));
   Event event = source.event();
-  push(std::move(source));
+  push(Record{std::move(source), keeps_failure});
   return event;
 }
 
@@ -81,8 +84,10 @@ void CpuStream::execute(Task& task) {
   } else if (const CopyBatch* batch = std::get_if<CopyBatch>(&task)) {
     copy_pieces(*batch);
   } else {
-    const bool failed = std::exchange(has_failed_, false);
-    std::get<EventSource>(task).complete(failed ? EventStatus::kFailed : EventStatus::kSucceeded);
+    Record& record = std::get<Record>(task);
+    const bool failed = has_failed_;
+    has_failed_ = failed && record.keeps_failure;
+    record.source.complete(failed ? EventStatus::kFailed : EventStatus::kSucceeded);
   }
 }
 

@@ -27,13 +27,19 @@ class CpuStream final : public Stream {
   void run(Item item) override;
   void copy(CopyBatch batch) override;
   Event record() override;
+  Event mark() override;
 
  private:
   struct Wait {
     Event event;
   };
-  using Task = std::variant<Wait, Item, CopyBatch, EventSource>;
+  struct Record {
+    EventSource source;
+    bool keeps_failure = false;
+  };
+  using Task = std::variant<Wait, Item, CopyBatch, Record>;
 
+  Event record(bool keeps_failure);
   void push(Task task);
   void work();
   void execute(Task& task);

@@ -71,10 +71,13 @@ void SimStream::copy(CopyBatch batch) {
   push({std::move(copy), fault == CopyFault::kDelay ? kDelayPortions : 0});
 }
 
-Event SimStream::record() {
+Event SimStream::record() { return record(false); }
+Event SimStream::mark() { return record(true); }
+
+Event SimStream::record(bool keeps_failure) {
   EventSource source(Event(new SimEvent(scheduler_, name() + " stream")));
   Event event = source.event();
-  push({std::move(source)});
+  push({Record{std::move(source), keeps_failure}});
   return event;
 }
 
@@ -101,8 +104,10 @@ void SimStream::run_portion() {
     if (!continue_copy(*copy)) return;
     if (copy->fails) has_failed_ = true;
   } else {
-    const bool failed = std::exchange(has_failed_, false);
-    std::get<EventSource>(what).complete(failed ? EventStatus::kFailed : EventStatus::kSucceeded);
+    Record& record = std::get<Record>(what);
+    const bool failed = has_failed_;
+    has_failed_ = failed && record.keeps_failure;
+    record.source.complete(failed ? EventStatus::kFailed : EventStatus::kSucceeded);
   }
   tasks_.pop_front();
 }

@@ -46,6 +46,7 @@ class SimStream final : public Stream {
   void run(Item item) override;
   void copy(CopyBatch batch) override;
   Event record() override;
+  Event mark() override;
 
   bool is_empty() const { return tasks_.empty(); }
   // Drops finished waits from the front; true when the first task can run.
@@ -66,11 +67,16 @@ class SimStream final : public Stream {
     std::size_t copied_bytes = 0;
     bool fails = false;
   };
+  struct Record {
+    EventSource source;
+    bool keeps_failure = false;
+  };
   struct Task {
-    std::variant<Wait, Item, Copy, EventSource> what;
+    std::variant<Wait, Item, Copy, Record> what;
     int naps = 0;  // portions of other work to let pass first
   };
 
+  Event record(bool keeps_failure);
   void push(Task task);
   bool continue_copy(Copy& copy);
 
