@@ -368,9 +368,11 @@ void CacheCore::tidy_node(NodeIndex index) {
     node.is_broken = false;
   }
   if (tree_->is_partial(node)) {
-    const NodeIndex longer = tree_->find_longer_child(
-        node.parent, node.tokens,
-        [&](NodeIndex other) { return tree_->node(other).num_written > 0; });
+    const NodeIndex longer =
+        tree_->find_longer_child(node.parent, node.tokens, [&](NodeIndex other) {
+          settle(other);
+          return tree_->node(other).num_written > 0;
+        });
     if (longer != kNoNode) {
       absorb_shorter(longer, index);
       return;

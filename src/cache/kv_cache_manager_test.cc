@@ -278,11 +278,17 @@ TEST(KvCacheManager, EndpointsAreKeptAsCopies) {
 
 // With the device, the host and the disk full of what is held, whoever is resumed changes places
 // with whoever is not, in whatever order that is asked for.
-TEST(KvCacheManager, EverybodyComesBackFirstInFirstOutWhenAllTiersAreFull) {
+class FullTiers : public testing::TestWithParam<bool> {};
+
+// With a host and a disk, or a disk alone.
+INSTANTIATE_TEST_SUITE_P(KvCacheManager, FullTiers, testing::Bool());
+
+TEST_P(FullTiers, EverybodyComesBackFirstInFirstOutWhenAllTiersAreFull) {
+  const bool has_host = GetParam();
   const TemporaryDirectory directory;
   KvCacheConfig config = test_config({kFull}, 64, 8 * 512);
-  config.host_bytes = 16 * 512;
-  config.disk_bytes = 12 * 1024;
+  if (has_host) config.host_bytes = 16 * 512;
+  config.disk_bytes = has_host ? 12 * 1024 : 28 * 1024;
   config.disk.directory = directory.path();
   config.disk.segment_bytes = 16 << 10;
   TestCache cache(std::move(config));
