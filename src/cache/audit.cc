@@ -69,6 +69,7 @@ void CacheCore::audit_sequence(const SequenceState& sequence) const {
     residency_->audit_run(sequence_key(sequence, g), own.run);
     SLACKWATER_CHECK(own.run.whole == user_pins(sequence), "I2: {} locks and {} holds of its own",
                      own.run.whole.locks, own.run.whole.holds);
+    audit_own_pages(sequence, g);
     if (!is_active) {
       SLACKWATER_CHECK(own.slots.empty(), "I1: an index table of {} while suspended",
                        own.slots.size());
@@ -98,6 +99,72 @@ void CacheCore::audit_sequence(const SequenceState& sequence) const {
   }
 }
 
+// Every block past the path that it needs has a page, and so has its state.
+void CacheCore::audit_own_pages(const SequenceState& sequence, std::size_t group) const {
+  const SequenceGroup& own = sequence.groups[group];
+  if (sequence.is_damaged || !sequence.was_resumed) return;
+  if (!kind(group).has_block_pages()) {
+    const bool has_state = !own.run.pages.empty() && !is_null(own.run.pages[0]);
+    SLACKWATER_CHECK(has_state || sequence.is_finished,
+                     "I2: a sequence without a state in group {}", group);
+    if (sequence.status != SequenceStatus::kActive) return;
+    const SlotId expected = has_state ? store_->slot(own.run.pages[0]) : kNoSlot;
+    SLACKWATER_CHECK(own.slots.size() == 1 && own.slots[0] == expected,
+                     "I1: {} entries for the state in {}", own.slots.size(), expected.value());
+    return;
+  }
+  for (std::int64_t block = sequence.num_path_blocks; block < num_blocks(sequence.capacity);
+       ++block) {
+    SLACKWATER_CHECK(own.stale.contains(block) || !is_null(own_page(sequence, group, block)),
+                     "I2: block {} of group {} has no page", block, group);
+  }
+}
+
+// Adds the pins of a sequence to those of pages that are pinned one by one.
+void CacheCore::count_page_pins(const SequenceState& sequence, PagePins& pins) const {
+  const Pins more = user_pins(sequence);
+  const auto add = [&](NodeIndex node, std::size_t group, std::size_t index) {
+    std::vector<Pins>& of_run = pins[{node.value(), group}];
+    of_run.resize(std::max(of_run.size(), index + 1));
+    of_run[index].locks += more.locks;
+    of_run[index].holds += more.holds;
+  };
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (kind(g).needs_every_block()) continue;
+    if (!kind(g).has_block_pages()) {
+      if (sequence.was_resumed || sequence.num_committed == 0) continue;
+      const NodeIndex node =
+          path_node(sequence.leaf, (sequence.num_committed - 1) / config_.tokens_per_block);
+      const auto& positions = tree_->node(node).runs[g].positions;
+      const auto at = std::lower_bound(positions.begin(), positions.end(), sequence.num_committed);
+      add(node, g, static_cast<std::size_t>(at - positions.begin()));
+      continue;
+    }
+    for (std::int64_t block = 0; block < sequence.num_path_blocks; ++block) {
+      if (sequence.groups[g].stale.contains(block)) continue;
+      const NodeIndex node = path_node(sequence.leaf, block);
+      add(node, g, static_cast<std::size_t>(block - tree_->node(node).first_block));
+    }
+  }
+}
+
+// Who pins a page one by one is a sequence that needs it.
+void CacheCore::audit_page_pins(NodeIndex index, const PagePins& pins) const {
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    const PageRun& run = tree_->node(index).runs[g];
+    if (!run.is_pinned_by_page) continue;
+    const auto at = pins.find({index.value(), g});
+    for (std::size_t i = 0; i < run.pins.size(); ++i) {
+      const bool has_any = at != pins.end() && i < at->second.size();
+      const Pins expected = has_any ? at->second[i] : Pins();
+      SLACKWATER_CHECK(run.pins[i] == expected,
+                       "node {}: page {} of group {} counts {} + {} pins, not {} + {}",
+                       index.value(), i, g, run.pins[i].locks, run.pins[i].holds, expected.locks,
+                       expected.holds);
+    }
+  }
+}
+
 void CacheCore::audit() const {
   const WriteLock lock(mutex_);
   tree_->check_invariants();
@@ -111,12 +178,14 @@ void CacheCore::audit() const {
       if (run.pins_of(i) != Pins()) ++num_pinned[index_of(run.group)];
     }
   };
+  PagePins page_pins;
   std::size_t num_open = 0;
   std::size_t num_branch_states = 0;
   for (const SequenceState& sequence : sequences_) {
     if (sequence.status == SequenceStatus::kClosed) continue;
     ++num_open;
     audit_sequence(sequence);
+    count_page_pins(sequence, page_pins);
     const Pins pins = user_pins(sequence);
     for (NodeIndex node = sequence.leaf; node != kNoNode; node = tree_->node(node).parent) {
       users[node.value()].locks += pins.locks;
@@ -133,6 +202,7 @@ void CacheCore::audit() const {
                      node.value(), tree_->node(node).users.locks, tree_->node(node).users.holds);
     if (tree_->node(node).is_root()) return;
     audit_node(node);
+    audit_page_pins(node, page_pins);
     num_branch_states += audit_states(node);
     for (const PageRun& run : tree_->node(node).runs) count(run);
   });

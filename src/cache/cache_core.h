@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <shared_mutex>
@@ -213,6 +214,10 @@ class CacheCore final : public RunOwners {
 
   void audit_node(NodeIndex node) const;
   std::size_t audit_states(NodeIndex node) const;
+  using PagePins = std::map<std::pair<std::uint32_t, std::size_t>, std::vector<Pins>>;
+  void count_page_pins(const SequenceState& sequence, PagePins& pins) const;
+  void audit_page_pins(NodeIndex node, const PagePins& pins) const;
+  void audit_own_pages(const SequenceState& sequence, std::size_t group) const;
   void audit_sequence(const SequenceState& sequence) const;
 
   mutable WriteFirstMutex mutex_;
