@@ -360,8 +360,9 @@ Result<Event> CacheCore::resume(SequenceState& sequence, device::Stream& stream)
                       to_string(sequence.status));
   }
   if (sequence.arrived.status() == EventStatus::kFailed) sequence.is_damaged = true;
-  if (has_lost_pages(sequence)) {
-    clean_up();
+  const bool has_lost = has_lost_pages(sequence);
+  clean_up();
+  if (has_lost) {
     return make_error(ErrorCode::kDataLoss,
                       "pages of request {} are lost; close it and compute it again",
                       sequence.request.value());
