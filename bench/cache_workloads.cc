@@ -368,7 +368,7 @@ void get_and_free(const Options& options, std::int64_t count) {
   const std::string more = fmt::format("\"n\":{},", count);
   bench.report("get", of_get, more);
   bench.report("free", of_free, more);
-  bench.report("get_and_free", of_pair, more);
+  bench.report("get_and_free", of_pair, fmt::format("{}\"per_sample\":{},", more, 2 * kPairs));
 }
 
 // e.

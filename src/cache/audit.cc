@@ -174,7 +174,7 @@ void CacheCore::audit() const {
   const auto count = [&](const PageRun& run) {
     num_pages += run.num_pages();
     for (std::size_t i = 0; i < run.pages.size(); ++i) {
-      if (is_null(run.pages[i]) || store_->tier(run.pages[i]) == Tier::kDisk) continue;
+      if (is_null(run.pages[i])) continue;
       if (run.pins_of(i) != Pins()) ++num_pinned[index_of(run.group)];
     }
   };

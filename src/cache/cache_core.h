@@ -124,7 +124,6 @@ class CacheCore final : public RunOwners {
                     const device::Event& last_use);
   NodeIndex realize(const PrefixMatch& match, std::int64_t num_tokens);
   void forget_match(SequenceState& sequence);
-  std::vector<std::int32_t> pinned_on_disk(const SequenceState& sequence) const;
   bool has_partial_source(const SequenceState& sequence) const;
 
   // Resume.

@@ -75,13 +75,11 @@ std::int32_t Residency::room_on(Tier tier, std::size_t pool) const {
   return tier == Tier::kDisk ? std::max(0, free - disk_swap_slots_[pool]) : free;
 }
 
-void Residency::change_pinned(const PageRun& run, Tier tier, std::int32_t change) {
-  if (tier != Tier::kDisk) num_pinned_[pool_of(Tier::kHost, run.group)] += change;
+void Residency::change_pinned(const PageRun& run, std::int32_t change) {
+  num_pinned_[pool_of(Tier::kHost, run.group)] += change;
 }
 
-bool Residency::fits_host(std::span<const std::int32_t> more) const {
-  return check_guarantee(more).has_value();
-}
+bool Residency::fits_host() const { return check_guarantee({}).has_value(); }
 
 Result<void> Residency::check_guarantee(std::span<const std::int32_t> more) const {
   if (!guarantees_suspend_ || SLACKWATER_MUTANT(guarantee_forgets_the_host)) return {};
@@ -163,14 +161,14 @@ void Residency::page_added(const RunKey& key, PageRun& run, std::size_t index) {
   ++run.num_on[index_of(tier)];
   raise_end(run, tier, index);
   if (may_leave(run.pins_of(index), tier)) change_evictable(key, run, tier, 1);
-  change_pinned(run, tier, is_pinned(run.pins_of(index)));
+  change_pinned(run, is_pinned(run.pins_of(index)));
   if (!store_.ready(run.pages[index]).is_null()) run.may_be_lost = true;
 }
 
 void Residency::pages_allocated(PageRun& run, std::int32_t count) {
   if (count > 0) raise_end(run, Tier::kDevice, run.pages.size() - 1);
   run.num_on[index_of(Tier::kDevice)] += count;
-  change_pinned(run, Tier::kDevice, count);
+  change_pinned(run, count);
 }
 
 void Residency::release_tail(PageRun& run, std::size_t num_left) {
@@ -184,7 +182,7 @@ void Residency::release_tail(PageRun& run, std::size_t num_left) {
   }
   const auto count = static_cast<std::int32_t>(moving_.size());
   run.num_on[index_of(Tier::kDevice)] -= count;
-  change_pinned(run, Tier::kDevice, -count);
+  change_pinned(run, -count);
   store_.release(moving_);
   run.pages.resize(num_left);
 }
@@ -194,7 +192,7 @@ PageId Residency::take_page(const RunKey& key, PageRun& run, std::size_t index) 
   const Tier tier = store_.tier(page);
   --run.num_on[index_of(tier)];
   if (may_leave(run.pins_of(index), tier)) change_evictable(key, run, tier, -1);
-  change_pinned(run, tier, -is_pinned(run.pins_of(index)));
+  change_pinned(run, -is_pinned(run.pins_of(index)));
   if (tier != Tier::kDisk && !run.last_use.is_done()) store_.note_read(page, run.last_use);
   return page;
 }
@@ -211,7 +209,7 @@ void Residency::pin_page(const RunKey& key, PageRun& run, std::size_t index, Pin
   const int was = may_leave(before, tier) ? 1 : 0;
   const int is = may_leave(pins, tier) ? 1 : 0;
   change_evictable(key, run, tier, is - was);
-  change_pinned(run, tier, is_pinned(pins) - is_pinned(before));
+  change_pinned(run, is_pinned(pins) - is_pinned(before));
 }
 
 void Residency::pin_whole(const RunKey& key, PageRun& run, Pins change) {
@@ -225,7 +223,7 @@ void Residency::pin_whole(const RunKey& key, PageRun& run, Pins change) {
     const bool is = may_leave(run.whole, tier);
     const std::int32_t pages = run.num_on[index_of(tier)];
     if (was != is) change_evictable(key, run, tier, is ? pages : -pages);
-    change_pinned(run, tier, pages * (is_pinned(run.whole) - is_pinned(before)));
+    change_pinned(run, pages * (is_pinned(run.whole) - is_pinned(before)));
   }
   // Whoever is let go by its last user has been used just now.
   const bool is_let_go = run.whole == Pins() && before != Pins();
@@ -579,8 +577,6 @@ void Residency::moved(const RunKey& key, PageRun& run, std::size_t index, Tier f
   raise_end(run, to, index);
   --run.num_on[index_of(from)];
   ++run.num_on[index_of(to)];
-  change_pinned(run, from, -is_pinned(pins));
-  change_pinned(run, to, is_pinned(pins));
   if (may_leave(pins, from)) change_evictable(key, run, from, -1);
   if (may_leave(pins, to)) change_evictable(key, run, to, 1);
   run.may_be_lost = true;
@@ -600,12 +596,7 @@ Result<void> Residency::make_room(std::span<const std::int32_t> needed) {
 
 Result<void> Residency::recall(std::span<const PageRef> pages,
                                std::span<const std::int32_t> needed) {
-  // What comes from the disk is not counted as in use yet.
-  std::vector<std::int32_t> more(needed.begin(), needed.end());
-  for (const PageRef& ref : pages) {
-    if (store_.tier(ref.page) == Tier::kDisk) ++more[ref.key.group];
-  }
-  SLACKWATER_RETURN_IF_ERROR(check_guarantee(more));
+  SLACKWATER_RETURN_IF_ERROR(check_guarantee(needed));
   const std::span<std::int32_t> slots = device_slots(needed);
   std::vector<std::int32_t> leaving_host(queues_[index_of(Tier::kHost)].size());
   std::vector<std::int32_t> leaving_disk(queues_[index_of(Tier::kDisk)].size());

@@ -119,9 +119,9 @@ class Residency {
     return evictable_[index_of(tier)][pool];
   }
   Tier last_tier() const { return last_tier_; }
-  // Whether everything that is pinned, and `more` [layer groups] pages, fit the host at once: then
-  // whoever is suspended can always leave the device. True without a guarantee.
-  bool fits_host(std::span<const std::int32_t> more) const;
+  // Whether everything that is pinned, on whatever tier, fits the host at once: then whoever is
+  // suspended can always leave the device, and come back. True without a guarantee.
+  bool fits_host() const;
   bool may_leave(const Pins& pins, Tier tier) const {
     if (SLACKWATER_MUTANT(held_page_is_dropped)) return pins.locks == 0;
     return pins.locks == 0 && (pins.holds == 0 || tier != last_tier_);
@@ -130,7 +130,7 @@ class Residency {
   std::int64_t num_dropped() const { return num_dropped_; }
 
   void audit_run(const RunKey& key, const PageRun& run) const;
-  // `num_pinned` [layer groups]: pages with pins on the device and the host, counted by the owners.
+  // `num_pinned` [layer groups]: pages with pins, counted by the owners.
   void check_invariants(std::span<const std::int32_t> num_pinned) const;
 
  private:
@@ -150,7 +150,7 @@ class Residency {
   }
   std::optional<Tier> colder(Tier tier) const;
   void reserve_swap_slots();
-  void change_pinned(const PageRun& run, Tier tier, std::int32_t change);
+  void change_pinned(const PageRun& run, std::int32_t change);
   Result<void> check_guarantee(std::span<const std::int32_t> more) const;
   std::span<std::int32_t> device_slots(std::span<const std::int32_t> needed);
   void change_evictable(const RunKey& key, PageRun& run, Tier tier, std::int32_t change);
@@ -185,7 +185,7 @@ class Residency {
   std::array<std::vector<Victim>, kNumTiers> victims_;             // of the plan, by tier
   std::vector<storage::TieredStore::HostReservation> swap_slots_;  // [pool groups of the host]
   std::vector<std::int32_t> disk_swap_slots_;                      // the same where there is none
-  std::vector<std::int32_t> num_pinned_;                           // likewise, device and host
+  std::vector<std::int32_t> num_pinned_;                           // likewise, of all tiers
   const bool guarantees_suspend_;
   struct Hidden {
     Tier tier = Tier::kDevice;

@@ -96,23 +96,6 @@ NodeIndex CacheCore::realize(const PrefixMatch& match, std::int64_t num_tokens) 
   return leaf;
 }
 
-// Pages of the path that are pinned and on disk, by layer group.
-std::vector<std::int32_t> CacheCore::pinned_on_disk(const SequenceState& sequence) const {
-  std::vector<std::int32_t> count(num_groups());
-  for (NodeIndex index = sequence.leaf; !tree_->node(index).is_root();
-       index = tree_->node(index).parent) {
-    for (std::size_t g = 0; g < num_groups(); ++g) {
-      const PageRun& run = tree_->node(index).runs[g];
-      if (run.num_on[index_of(Tier::kDisk)] == 0) continue;
-      for (std::size_t i = 0; i < run.pages.size(); ++i) {
-        if (is_null(run.pages[i]) || run.pins_of(i) == Pins()) continue;
-        if (store_->tier(run.pages[i]) == Tier::kDisk) ++count[g];
-      }
-    }
-  }
-  return count;
-}
-
 // Gives back what was matched: the host could not take it beside what is in use.
 void CacheCore::forget_match(SequenceState& sequence) {
   for (std::size_t g = 0; g < num_groups(); ++g) {
@@ -178,7 +161,7 @@ Result<SequenceState*> CacheCore::create_sequence(const SequenceOptions& options
     }
   }
   ++num_open_;
-  if (reused > 0 && !residency_->fits_host(pinned_on_disk(sequence))) forget_match(sequence);
+  if (reused > 0 && !residency_->fits_host()) forget_match(sequence);
   clean_up();
   return &sequence;
 }
