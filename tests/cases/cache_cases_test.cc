@@ -10,9 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cache/manager_test_support.h"
-#include "slackwater/device/sim_device.h"
 #include "testing/temporary_directory.h"
+#include "tests/cases/cache_cases_support.h"
 
 namespace slackwater::cache {
 namespace {
@@ -20,63 +19,6 @@ namespace {
 using device::EventStatus;
 using storage::Tier;
 using ::testing::HasSubstr;
-
-const LayerKind kFull = FullAttention();
-const LayerKind kState = Recurrent();
-constexpr LayerGroupId kGroup{0};
-
-std::unique_ptr<device::Device> sim(std::uint64_t seed) {
-  device::SimOptions options;
-  options.seed = seed;
-  return std::make_unique<device::SimDevice>(options);
-}
-
-std::int32_t num_free(const TestCache& cache, std::int32_t group = 0, Tier tier = Tier::kDevice) {
-  const TierRoom room = cache.manager->room(tier, LayerGroupId(group));
-  return room.free + room.evictable;
-}
-
-// C02, late reads and writes after release: a slot is free only when no copy and no step can touch
-// it. KB-C02-01 (vLLM 32255): a request is cancelled while its pages are on their way back.
-// KB-C02-05 (LMCache 4955, 5248): pages are still on their way out when somebody else wants the
-// slots. KB-C02-02 (SGLang 18803): the step before last ends a request that the last one reads.
-// KB-C02-06 (TensorRT-LLM 12542): a transfer whose source is evicted.
-TEST(C02LateReadsAndWrites, ASlotWaitsForWhoeverStillTouchesIt) {
-  for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
-    const std::int64_t blocks = 1 + static_cast<std::int64_t>(seed % 7);
-    KvCacheConfig config = test_config({kFull, kState}, 64, 64 << 10);
-    config.layers[1].buffers = {{"state", 512}};
-    config.constraints = {BatchDesc{{{8 * 64, 0}}, 0}};
-    config.device_bytes = 8 << 10;
-    config.host_bytes = 64 << 10;
-    TestCache cache(std::move(config), sim(seed));
-    Sequence a = cache.create(numbers(0, blocks * 64));
-    cache.resume(a);
-    cache.compute(a, numbers(0, blocks * 64));
-    // A goes out for B, whose steps are queued behind the copies.
-    ASSERT_TRUE(a.suspend().has_value());
-    Sequence b = cache.create({});
-    cache.resume(b);
-    ASSERT_TRUE(b.resize(10 * 64).has_value());
-    cache.engine.step(b, numbers(7000, 10 * 64), 0);
-    ASSERT_TRUE(b.resize(std::nullopt, 10 * 64).has_value());
-    b.close();
-    // It is on its way back when it is cancelled, and C takes everything.
-    cache.resume(a);
-    a.close();
-    Sequence c = cache.create({});
-    cache.resume(c);
-    const Tokens tokens = numbers(9000, 14 * 64);
-    ASSERT_TRUE(c.resize(14 * 64).has_value());
-    cache.engine.step(c, tokens, 0);
-    ASSERT_TRUE(c.resize(std::nullopt, 14 * 64).has_value());
-    cache.engine.step(c, numbers(9000, 14 * 64), 14 * 64);
-    EXPECT_EQ(cache.engine.stream().synchronize(), EventStatus::kSucceeded);
-    EXPECT_EQ(cache.engine.mismatches(), 0);
-    cache.manager->audit();
-  }
-}
 
 // C03, recurrent snapshot at the wrong position: what is published at n is the fold of the first n
 // tokens, was really written, and serves n only.
@@ -235,73 +177,6 @@ TEST(C05StaleNumbers, LengthsAndTablesAreThoseOfNow) {
   }
 }
 
-// C06, reference and ownership: each slot is in one place, and is given back once.
-// KB-C06-01 (SGLang 12693): a lookup that is aborted before it is admitted. KB-C06-03 (vLLM 42571),
-// KB-C06-10 (TensorRT-LLM 12816): released twice. KB-C06-05 (12834): counters of the wrong tier.
-// KB-C06-07 (16037, 16019): an ownership chain without end. KB-C06-08 (LMCache 3130): a batch that
-// evicts past the references. KB-C06-11 (Dynamo 4171, 3730): completions after the end.
-TEST(C06References, EverySlotIsGivenBackOnce) {
-  KvCacheConfig config = test_config({kFull, kState}, 16, 32 << 10);
-  config.host_bytes = 16 << 10;
-  TestCache cache(std::move(config));
-  Sequence base = cache.create(numbers(0, 64));
-  cache.resume(base);
-  ASSERT_TRUE(base.resize(64).has_value());
-  ASSERT_TRUE(base.reserve_snapshot(48).has_value());
-  cache.compute(base, numbers(0, 64));
-  base.close();
-  base.close();
-  const std::int32_t blocks = num_free(cache, 0);
-  const std::int32_t states = num_free(cache, 1);
-  for (int i = 0; i < 10; ++i) {
-    Sequence aborted = cache.create(numbers(0, 60));
-    EXPECT_EQ(aborted.num_committed(), 48);
-    cache.manager->audit();
-  }
-  EXPECT_EQ(num_free(cache, 0), blocks);
-  EXPECT_EQ(num_free(cache, 1), states);
-  for (int i = 0; i < 10'000; ++i) {
-    Sequence next = cache.create({});
-    cache.resume(next);
-    ASSERT_TRUE(next.resize(8 * 16).has_value());
-    const Tokens tokens = numbers(100'000 + i % 50 * 1000, 8 * 16);
-    ASSERT_TRUE(next.commit(tokens).has_value());
-    if (i % 1000 == 0) cache.manager->audit();
-  }
-  EXPECT_EQ(num_free(cache, 0), blocks);
-  EXPECT_EQ(num_free(cache, 1), states);
-  ASSERT_TRUE(cache.manager->shutdown().has_value());
-}
-
-// KB-C06-12 (Dynamo 11019): 3 slots free, 5 wanted of which some match: no entry, no reference, no
-// page moves.
-TEST(C06References, ARefusedCallLeavesEverythingAsItWas) {
-  for (std::int64_t wanted = 1; wanted <= 20; ++wanted) {
-    KvCacheConfig config = test_config({kFull, SlidingWindow{100, 0}}, 64, 16 * 512);
-    TestCache cache(std::move(config));
-    cache.run(numbers(0, 128));
-    Sequence a = cache.create({});
-    cache.resume(a);
-    ASSERT_TRUE(a.resize(3 * 64).has_value());
-    const TierRoom before = cache.manager->room(Tier::kDevice, kGroup);
-    const Tokens prompt = numbers(0, 129);
-    Sequence b = cache.create(prompt);
-    cache.resume(b);
-    const std::vector<SlotId> slots(b.slots(kGroup).begin(), b.slots(kGroup).end());
-    const auto grown = b.resize(128 + wanted * 64);
-    cache.manager->audit();
-    if (grown.has_value()) continue;
-    EXPECT_EQ(grown.error().code(), ErrorCode::kResourceExhausted);
-    EXPECT_EQ(b.capacity(), 128);
-    EXPECT_THAT(b.slots(kGroup), testing::ElementsAreArray(slots));
-    b.close();
-    const TierRoom after = cache.manager->room(Tier::kDevice, kGroup);
-    EXPECT_EQ(after.free, before.free);
-    EXPECT_EQ(after.evictable, before.evictable);
-    EXPECT_EQ(cache.reusable(numbers(0, 128)), 128);
-  }
-}
-
 // C07, partial blocks and tree surgery. KB-C07-01 (TensorRT-LLM 12306): a partly filled block
 // joined with a shared one. KB-C07-03 (12641): the same block twice in a sequence. KB-C07-05
 // (SGLang 36696): keys that are out of date after a split; branches that leave in any order.
@@ -346,118 +221,6 @@ TEST(C07TreeSurgery, TheSameBlockTwiceInASequenceIsTwoBlocks) {
   EXPECT_NE(slots[1], slots[2]);
   cache.compute(again, Tokens{1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 0, 0, 0});
   EXPECT_EQ(cache.engine.mismatches(), 0);
-}
-
-// C16, abort in the middle: at every point, everything comes back once. KB-C16-01 (vLLM 32255),
-// KB-C16-03 (vllm-ascend 16662): while pages are on their way. KB-C16-05 (SGLang 38981, 38982): in
-// mid-prompt, not at a block's end. KB-C16-06 (vLLM 49118): before it ever ran.
-TEST(C16Abort, EverythingComesBackWhereverItStops) {
-  for (int point = 0; point < 9; ++point) {
-    for (std::uint64_t seed = 0; seed < 6; ++seed) {
-      SCOPED_TRACE(testing::Message() << "point " << point << " seed " << seed);
-      KvCacheConfig config = test_config({kFull, SlidingWindow{10, 0}, kState}, 4, 32 << 10);
-      config.host_bytes = 32 << 10;
-      TestCache cache(std::move(config), sim(seed));
-      const auto all_free = [&] {
-        std::int32_t free = 0;
-        for (std::int32_t g = 0; g < 3; ++g) free += num_free(cache, g);
-        return free;
-      };
-      const std::int32_t before = all_free();
-      {
-        Sequence a = cache.create(numbers(0, 30));
-        const auto reached = [&](int step) { return point >= step; };
-        if (reached(1)) cache.resume(a);
-        if (reached(2)) {
-          ASSERT_TRUE(a.resize(30).has_value());
-        }
-        if (reached(3)) {
-          ASSERT_TRUE(a.reserve_snapshot(9).has_value());
-        }
-        if (reached(4)) cache.engine.step(a, numbers(0, 10), 0);
-        if (reached(5)) {
-          ASSERT_TRUE(
-              a.commit(numbers(0, 10), {cache.engine.stream().record(), false}).has_value());
-        }
-        if (reached(6)) {
-          ASSERT_TRUE(a.suspend().has_value());
-        }
-        if (reached(7)) {
-          Sequence b = cache.create({});
-          cache.resume(b);
-          static_cast<void>(b.resize(100));
-        }
-        if (reached(8)) cache.resume(a);
-      }
-      cache.manager->audit();
-      EXPECT_EQ(all_free(), before);
-      ASSERT_TRUE(cache.manager->shutdown().has_value());
-    }
-  }
-}
-
-// A state is written in place: when its request is cancelled in the middle of a step, or the step
-// fails, it is nobody's state any more, and its slot waits for the step.
-TEST(C16Abort, AStateInTheMiddleOfAStepIsNobodys) {
-  for (const bool fails : {false, true}) {
-    for (std::uint64_t seed = 0; seed < 20; ++seed) {
-      TestCache cache(test_config({kFull, kState}, 16), sim(seed));
-      Sequence a = cache.create(numbers(0, 20));
-      cache.resume(a);
-      cache.compute(a, numbers(0, 20));
-      ASSERT_TRUE(a.resize(25).has_value());
-      cache.engine.step(a, numbers(0, 25), 20);
-      if (fails) {
-        device::EventSource step = cache.device->make_event("the step");
-        step.complete(EventStatus::kFailed);
-        EXPECT_EQ(a.commit(numbers(20, 5), {step.event(), false}).error().code(),
-                  ErrorCode::kDataLoss);
-      }
-      a.close();
-      Sequence b = cache.create({});
-      cache.resume(b);
-      ASSERT_TRUE(b.resize(8).has_value());
-      cache.engine.step(b, numbers(7000, 8), 0);
-      ASSERT_TRUE(b.resize(std::nullopt, 8).has_value());
-      cache.engine.step(b, numbers(7000, 8), 8);
-      EXPECT_EQ(cache.reusable(numbers(0, 20)), 0);
-      EXPECT_EQ(cache.engine.stream().synchronize(), EventStatus::kSucceeded);
-      EXPECT_EQ(cache.engine.mismatches(), 0);
-      cache.manager->audit();
-    }
-  }
-}
-
-// After the end a sequence may still be suspended, and come back.
-TEST(C16Abort, AnEndIsNoLoss) {
-  for (const std::int64_t length : {20, 32}) {
-    TestCache cache(test_config({kFull, kState}, 16));
-    Sequence a = cache.create(numbers(0, length));
-    cache.resume(a);
-    ASSERT_TRUE(a.resize(length + 7).has_value());
-    cache.compute(a, numbers(0, length), true);
-    ASSERT_TRUE(a.suspend().has_value());
-    cache.resume(a);
-    cache.manager->audit();
-    a.close();
-    EXPECT_EQ(cache.reusable(numbers(0, length)), length);
-  }
-}
-
-// KB-C16-07 (SGLang 38319, 38355): the first chunks are in the tree when the request is cancelled.
-TEST(C16Abort, WhatAnAbortedPromptHasPublishedIsRightOrGone) {
-  for (int chunks = 1; chunks <= 3; ++chunks) {
-    TestCache cache(test_config({kFull, SlidingWindow{12, 0}}, 8, 16 << 10));
-    Sequence a = cache.create(numbers(0, 96));
-    cache.resume(a);
-    for (int chunk = 1; chunk <= chunks; ++chunk) cache.compute(a, numbers(0, chunk * 30));
-    a.close();
-    for (int i = 0; i < 5; ++i) cache.run(numbers(10'000 * (i + 1), 200));
-    Sequence d = cache.create(numbers(0, 96));
-    cache.resume(d);
-    cache.compute(d, numbers(0, 96));
-    EXPECT_EQ(cache.engine.mismatches(), 0);
-  }
 }
 
 // C18, accepting impossible settings. KB-C18-01 (TensorRT-LLM 14524): what live states and
