@@ -329,10 +329,16 @@ void cycle(const Options& options) {
     samples.begin_repetition();
     for (int i = 0; i < 50; ++i) {
       const Tokens tokens = tokens_of(10 + n++, kPromptTokens);
-      samples.add(ns_of([&] { bench.prompt(tokens).close(); }));
+      std::int64_t num_hits = 0;  // in blocks, with or without a state
+      samples.add(ns_of([&] {
+        Sequence sequence = bench.prompt(tokens);
+        num_hits = sequence.match().content / options.tokens_per_block;
+        sequence.close();
+      }));
+      if (num_hits != 0) fail(fmt::format("{} blocks of a new prompt were found", num_hits));
     }
   }
-  bench.report("cycle", samples, "");
+  bench.report("cycle", samples, "\"hits\":0,");
 }
 
 // d.

@@ -110,9 +110,13 @@ print("smoke: generate wrote", repr(first["text"]))'
   "$program" bench generate --prompt-tokens 8 --max-tokens 4 --repeat 1 --json |
     python3 -c 'import json, sys; print("smoke: bench printed", sorted(json.load(sys.stdin)))'
   while read -r bench; do
-    "$bench" --benchmark_min_time=0.001 >/dev/null
+    case $bench in
+      *_workloads) "$bench" --smoke >/dev/null ;;
+      *) "$bench" --benchmark_min_time=0.001 >/dev/null ;;
+    esac
     count=$((count + 1))
-  done < <(find build/relassert -type f -executable -name 'slackwater_*_bench' 2>/dev/null)
+  done < <(find build/relassert -type f -executable \
+    \( -name 'slackwater_*_bench' -o -name 'slackwater_*_workloads' \) 2>/dev/null)
   printf 'smoke: %d benchmark binaries ran\n' "$count"
 }
 
