@@ -25,17 +25,20 @@ constexpr std::int64_t kAll = 15 * 64;
 
 KvCacheConfig sixteen() { return Crowd::config({kFull, kState}, 64, 16, 64); }
 
-// A sequence of some blocks but for three tokens, the last of which it is just writing.
-Sequence writing(Crowd& crowd, const Tokens& tokens, device::EventSource& gate) {
+// A sequence that is just writing its last token: it is committed already, or not yet.
+Sequence writing(Crowd& crowd, const Tokens& tokens, bool commits, device::EventSource& gate) {
   TestCache& cache = crowd.cache;
   Sequence sequence = cache.create(tokens);
   cache.resume(sequence);
   cache.compute(sequence, Tokens(tokens.begin(), tokens.end() - 1));
   EXPECT_TRUE(sequence.resize(std::ssize(tokens)).has_value());
   gate = crowd.stall(cache.engine);
-  cache.engine.step(sequence, tokens, sequence.history());
-  EXPECT_TRUE(sequence.commit(std::span(tokens).last(1), {cache.engine.stream().record(), false})
-                  .has_value());
+  const device::Event written = cache.engine.step(sequence, tokens, sequence.history());
+  if (commits) {
+    EXPECT_TRUE(sequence.commit(std::span(tokens).last(1), {written, false}).has_value());
+  } else {
+    EXPECT_TRUE(sequence.resize(std::nullopt, std::ssize(tokens)).has_value());
+  }
   return sequence;
 }
 
@@ -49,7 +52,7 @@ TEST(C02LateReadsAndWrites, PagesOnTheirWayOutAreNotOverwritten) {
     TestCache& cache = crowd.cache;
     Tokens tokens = numbers(0, blocks * 64 - 3);
     device::EventSource step;
-    Sequence a = writing(crowd, tokens, step);
+    Sequence a = writing(crowd, tokens, seed % 2 == 0, step);
     ASSERT_TRUE(a.suspend().has_value());
     const std::int32_t before = num_taken(cache, Tier::kHost);
     Sequence b = crowd.written(crowd.other, 7000, kAll);
@@ -88,7 +91,7 @@ TEST(C02LateReadsAndWrites, PagesOnTheirWayBackHitNobody) {
     TestCache& cache = crowd.cache;
     const Tokens tokens = numbers(0, (1 + static_cast<std::int64_t>(seed % 7)) * 64 - 3);
     device::EventSource step;
-    Sequence a = writing(crowd, tokens, step);
+    Sequence a = writing(crowd, tokens, seed % 2 == 0, step);
     step.complete(EventStatus::kSucceeded);
     ASSERT_TRUE(a.suspend().has_value());
     Sequence b = crowd.written(crowd.other, 7000, kAll);
@@ -108,37 +111,49 @@ TEST(C02LateReadsAndWrites, PagesOnTheirWayBackHitNobody) {
 }
 
 // KB-C02-06 (TensorRT-LLM 12542): a transfer whose source is evicted. Whoever sends holds what he
-// sends, as a sequence of his own: it cannot be evicted. One that comes too late is told so at
-// once.
+// sends, as a sequence of his own, from the moment he finds it: it cannot be evicted. One that
+// comes too late is told so at once, and nobody waits for it.
+enum class Sender { kQueued, kSending, kLate };
+
+void send_while_squeezed(Sender when, std::uint64_t seed) {
+  Crowd crowd(Crowd::config({kFull}, 64, 16, 0), seed);
+  TestCache& cache = crowd.cache;
+  cache.run(numbers(0, 5 * 64));
+  const Tokens prompt = numbers(0, 5 * 64 + 1);
+  const auto send = [&](Sequence& sender) {
+    cache.resume(sender);
+    cache.engine.step(sender, numbers(0, 5 * 64), 5 * 64);
+  };
+  Sequence sender;
+  device::EventSource transfer;
+  if (when != Sender::kLate) {
+    sender = cache.create(prompt);
+    EXPECT_EQ(sender.num_committed(), 5 * 64);
+  }
+  if (when == Sender::kSending) {
+    transfer = crowd.stall(cache.engine);
+    send(sender);
+  }
+  // Everything that can be squeezed out.
+  Sequence squeeze = crowd.written(crowd.other, 7000, num_free(cache) * 64);
+  EXPECT_EQ(num_free(cache), 0);
+  EXPECT_EQ(squeeze.num_blocks(), when == Sender::kLate ? 16 : 11);
+  EXPECT_EQ(squeeze.resize(17 * 64).error().code(), ErrorCode::kResourceExhausted);
+  if (when == Sender::kLate) {
+    EXPECT_EQ(cache.create(prompt).num_committed(), 0);
+  } else if (when == Sender::kSending) {
+    transfer.complete(EventStatus::kSucceeded);
+  } else {
+    send(sender);
+  }
+  crowd.expect_right();
+}
+
 TEST(C02LateReadsAndWrites, WhatIsBeingSentIsNotEvicted) {
-  for (const bool is_late : {false, true}) {
+  for (const Sender when : {Sender::kQueued, Sender::kSending, Sender::kLate}) {
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
-      SCOPED_TRACE(testing::Message() << "late " << is_late << " seed " << seed);
-      KvCacheConfig config = Crowd::config({kFull}, 64, 16, 0);
-      Crowd crowd(std::move(config), seed);
-      TestCache& cache = crowd.cache;
-      cache.run(numbers(0, 5 * 64));
-      const Tokens prompt = numbers(0, 5 * 64 + 1);
-      Sequence sender;
-      device::EventSource transfer;
-      if (!is_late) {
-        sender = cache.create(prompt);
-        EXPECT_EQ(sender.num_committed(), 5 * 64);
-        cache.resume(sender);
-        transfer = crowd.stall(cache.engine);
-        cache.engine.step(sender, numbers(0, 5 * 64), 5 * 64);
-      }
-      // Everything that can be squeezed out.
-      const Sequence squeeze = crowd.written(crowd.other, 7000, num_free(cache) * 64);
-      EXPECT_EQ(num_free(cache), 0);
-      EXPECT_EQ(squeeze.num_blocks(), is_late ? 16 : 11);
-      if (is_late) {
-        sender = cache.create(prompt);
-        EXPECT_EQ(sender.num_committed(), 0);
-      } else {
-        transfer.complete(EventStatus::kSucceeded);
-      }
-      crowd.expect_right();
+      SCOPED_TRACE(testing::Message() << "sender " << static_cast<int>(when) << " seed " << seed);
+      send_while_squeezed(when, seed);
     }
   }
 }

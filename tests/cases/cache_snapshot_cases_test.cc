@@ -182,9 +182,9 @@ TEST(C03SnapshotPosition, WhatAnAbortedStepHasNotWrittenIsNotFound) {
       if (fails) cache.engine.stream().run([] { return false; });
       const device::Event written = cache.engine.stream().record();
       ASSERT_TRUE(a.commit(numbers(0, 32), {written, false}).has_value());
-      EXPECT_EQ(cache.reusable(prompt), 0);
+      EXPECT_EQ(cache.manager->probe_reuse({}, prompt).content, 0) << "it has not run";
       a.close();
-      EXPECT_EQ(cache.reusable(prompt), 0) << "it has not run";
+      EXPECT_EQ(cache.manager->probe_reuse({}, prompt).content, 0);
       // It comes again, and only as far as 20: so that of what is found later nothing is its own.
       Sequence c = cache.create(prompt);
       EXPECT_EQ(c.num_committed(), 0);
