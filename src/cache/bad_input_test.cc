@@ -6,7 +6,9 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -206,6 +208,37 @@ TEST(BadInput, NoSnapshotOfWhoeverStopped) {
       ErrorCode::kFailedPrecondition, "a snapshot at 32 of a sequence that commits nothing more");
   EXPECT_FALSE(sequence.snapshot_slot(LayerGroupId(1), 32).has_value());
   EXPECT_EQ(cache.manager->counters().snapshots_skipped, 0);
+}
+
+TEST(BadInput, ASnapshotOutOfReach) {
+  Running running;
+  Sequence& sequence = running.sequence;
+  ASSERT_TRUE(sequence.resize(60).has_value());
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t position :
+       {kMost, std::int64_t{61}, std::int64_t{40}, std::int64_t{0}, std::int64_t{-5}}) {
+    expect_refused(
+        running.cache, sequence, [&] { return sequence.reserve_snapshot(position); },
+        ErrorCode::kInvalidArgument,
+        "a snapshot at " + std::to_string(position) +
+            "; a step can write those from 41 to the capacity 60");
+    EXPECT_FALSE(sequence.snapshot_slot(LayerGroupId(2), position).has_value());
+    sequence.cancel_snapshot(position);
+  }
+  EXPECT_EQ(running.cache.manager->counters().snapshots_skipped, 0);
+}
+
+TEST(BadInput, PagesThatAreNotHere) {
+  const TestCache cache(Running::config());
+  const std::pair<std::int32_t, const char*> wrong[] = {
+      {9, "digest"}, {-1, "digest"}, {0, "state"}, {0, ""}};
+  for (const auto& [layer, role] : wrong) {
+    const auto table = cache.manager->page_table(layer, role);
+    ASSERT_FALSE(table.has_value());
+    EXPECT_EQ(table.error().code(), ErrorCode::kNotFound);
+    EXPECT_EQ(table.error().text(),
+              "layer " + std::to_string(layer) + " has no buffer '" + role + "' here");
+  }
 }
 
 // A snapshot never makes a sequence wait: it is counted instead.
