@@ -1,11 +1,9 @@
 // Faults that users of other engines have met, as classes: what went wrong there, replayed on our
-// cache with other numbers each time. Each comment names the public reports.
+// cache with other numbers each time. Here: how much of a prompt is found, lengths and tables, and
+// the tree. Each comment names the public reports.
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
-#include <fstream>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -13,7 +11,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "testing/temporary_directory.h"
 #include "tests/cases/cache_cases_support.h"
 
 namespace slackwater::cache {

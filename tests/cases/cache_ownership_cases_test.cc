@@ -2,7 +2,6 @@
 // who may touch a slot, and when it comes back. Each comment names the public reports.
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <set>
 #include <vector>
