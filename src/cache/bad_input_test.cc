@@ -458,6 +458,49 @@ TEST(BadInput, SettingsThatCannotBe) {
 }
 
 // Whichever piece of memory is refused, what was taken before it goes back.
+// Numbers that no machine has are refused, and not calculated with.
+TEST(BadInput, NumbersThatOverflow) {
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+  const auto refused = [](const std::function<void(KvCacheConfig&)>& change,
+                          const std::string& text) {
+    KvCacheConfig config = test_config({kFull, SlidingWindow{20, 0}}, 16);
+    change(config);
+    const auto result = validate(config);
+    ASSERT_FALSE(result.has_value()) << text;
+    EXPECT_EQ(result.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(result.error().text(), HasSubstr(text));
+  };
+  refused([](auto& c) { c.layers[1].kind = SlidingWindow{kHuge, 0}; }, "9223372036854775807");
+  refused([](auto& c) { c.layers[1].kind = SlidingWindow{20, kHuge}; }, "sink tokens");
+  refused([](auto& c) { c.layers[0].buffers[0].bytes = (std::int64_t{1} << 62) + 8; },
+          "use 1 to 68719476736");
+  refused([](auto& c) { c.device_bytes = kHuge; }, "is the most");
+  refused([](auto& c) { c.host_bytes = kHuge; }, "is the most");
+  refused([](auto& c) { c.typical_step = BatchDesc{{{kHuge, kHuge}}, 0}; }, "a typical step");
+  refused([](auto& c) { c.constraints = {BatchDesc{{}, kHuge}}; }, "a system prompt of");
+  refused([](auto& c) { c.reuse_match_backoff = kHuge; }, "use 0 for none, 1099511627776 at most");
+  refused([](auto& c) { c.snapshot_interval = kHuge; }, "use 0 for none, 1099511627776 at most");
+  refused([](auto& c) { c.layers[0].layer = -3; }, "a layer of number -3");
+  refused([](auto& c) { c.local_layers = {0, 1, 1}; }, "local layer 1 is named twice");
+
+  std::vector<LayerKind> kinds;
+  for (std::int64_t i = 0; i < 9; ++i) kinds.emplace_back(SlidingWindow{20 + 16 * i, 0});
+  TestCache cache(test_config(kinds, 16));
+  EXPECT_EQ(cache.manager->clamp_max_seq_len(std::int64_t{1} << 62, 1000), 0);
+  Sequence sequence = cache.create({});
+  cache.resume(sequence);
+  const std::int64_t most = ((std::int64_t{1} << 28) - 1) * 16;
+  expect_refused(
+      cache, sequence, [&] { return sequence.resize(most); }, ErrorCode::kResourceExhausted,
+      "need 2147483647 slots");
+  expect_refused(
+      cache, sequence, [&] { return sequence.resize(most + 1); }, ErrorCode::kInvalidArgument,
+      "fewer than 268435456 blocks");
+  expect_refused(
+      cache, sequence, [&] { return sequence.resize(kHuge); }, ErrorCode::kInvalidArgument,
+      "fewer than 268435456 blocks");
+}
+
 TEST(BadInput, ADeviceThatRefusesMemory) {
   const TemporaryDirectory directory;
   std::int64_t refused = -1;

@@ -13,6 +13,10 @@ namespace {
 
 constexpr std::int32_t kMaxTokensPerBlock = 1 << 16;
 constexpr double kRatioSumTolerance = 1e-6;
+// Far beyond any model and any machine, and far from where sums and products overflow.
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+constexpr std::int64_t kMostBufferBytes = std::int64_t{1} << 36;
+constexpr std::int64_t kMostTierBytes = std::int64_t{1} << 60;
 
 Result<void> check_kind(const LayerConfig& layer) {
   const auto* window = std::get_if<SlidingWindow>(&layer.kind);
@@ -27,14 +31,21 @@ Result<void> check_kind(const LayerConfig& layer) {
     return make_error(ErrorCode::kInvalidArgument, "layer {} has {} sink tokens; use 0 for none",
                       layer.layer, window->num_sink_tokens);
   }
+  if (window->window > kMostTokens || window->num_sink_tokens > kMostTokens) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "layer {} has a sliding window of {} after {} sink tokens; {} is the most of "
+                      "either, and full attention has no end",
+                      layer.layer, window->window, window->num_sink_tokens, kMostTokens);
+  }
   return {};
 }
 
 Result<void> check_buffer(const KvCacheConfig& config, const LayerConfig& layer,
                           const BufferConfig& buffer) {
-  if (buffer.bytes < 1) {
-    return make_error(ErrorCode::kInvalidArgument, "buffer '{}' of layer {} has {} bytes",
-                      buffer.role, layer.layer, buffer.bytes);
+  if (buffer.bytes < 1 || buffer.bytes > kMostBufferBytes) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "buffer '{}' of layer {} has {} bytes; use 1 to {}", buffer.role, layer.layer,
+                      buffer.bytes, kMostBufferBytes);
   }
   if (buffer.tokens_per_block == 0) return {};
   if (std::holds_alternative<Recurrent>(layer.kind)) {
@@ -58,6 +69,10 @@ Result<void> check_layers(const KvCacheConfig& config) {
   }
   std::set<std::int32_t> layers;
   for (const LayerConfig& layer : config.layers) {
+    if (layer.layer < 0) {
+      return make_error(ErrorCode::kInvalidArgument, "a layer of number {}; use 0 or more",
+                        layer.layer);
+    }
     if (!layers.insert(layer.layer).second) {
       return make_error(ErrorCode::kInvalidArgument, "layer {} is named twice", layer.layer);
     }
@@ -74,7 +89,11 @@ Result<void> check_layers(const KvCacheConfig& config) {
       SLACKWATER_RETURN_IF_ERROR(check_buffer(config, layer, buffer));
     }
   }
+  std::set<std::int32_t> local;
   for (const std::int32_t layer : config.local_layers) {
+    if (!local.insert(layer).second) {
+      return make_error(ErrorCode::kInvalidArgument, "local layer {} is named twice", layer);
+    }
     if (!layers.contains(layer)) {
       return make_error(ErrorCode::kInvalidArgument,
                         "local layer {} is not one of the {} layers of the model", layer,
@@ -85,22 +104,29 @@ Result<void> check_layers(const KvCacheConfig& config) {
 }
 
 Result<void> check_batch(const BatchDesc& batch, const char* name) {
-  if (batch.system_prompt_length < 0) {
-    return make_error(ErrorCode::kInvalidArgument, "{} with a system prompt of {} tokens", name,
-                      batch.system_prompt_length);
+  if (batch.system_prompt_length < 0 || batch.system_prompt_length > kMostTokens) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "{} with a system prompt of {} tokens; use 0 to {}", name,
+                      batch.system_prompt_length, kMostTokens);
   }
   for (const SequenceDesc& sequence : batch.sequences) {
-    if (sequence.history < 0 || sequence.history > sequence.capacity) {
+    if (sequence.history < 0 || sequence.history > sequence.capacity ||
+        sequence.capacity > kMostTokens) {
       return make_error(ErrorCode::kInvalidArgument,
                         "{} with a history of {} tokens in a capacity of {}; use 0 <= history <= "
-                        "capacity",
-                        name, sequence.history, sequence.capacity);
+                        "capacity <= {}",
+                        name, sequence.history, sequence.capacity, kMostTokens);
     }
   }
   return {};
 }
 
 Result<void> check_tiers(const KvCacheConfig& config) {
+  for (const std::int64_t bytes : {config.device_bytes, config.host_bytes, config.disk_bytes}) {
+    if (bytes <= kMostTierBytes) continue;
+    return make_error(ErrorCode::kInvalidArgument, "a tier of {} bytes; {} is the most", bytes,
+                      kMostTierBytes);
+  }
   if (config.device_bytes < 1) {
     return make_error(ErrorCode::kInvalidArgument, "a device tier of {} bytes",
                       config.device_bytes);
@@ -131,14 +157,15 @@ Result<void> check_reuse(const KvCacheConfig& config) {
     return make_error(ErrorCode::kInvalidArgument, "max_util_for_resume must be in (0, 1], not {}",
                       config.max_util_for_resume);
   }
-  if (config.reuse_match_backoff < 0) {
+  if (config.reuse_match_backoff < 0 || config.reuse_match_backoff > kMostTokens) {
     return make_error(ErrorCode::kInvalidArgument,
-                      "a reuse_match_backoff of {} tokens; use 0 for none",
-                      config.reuse_match_backoff);
+                      "a reuse_match_backoff of {} tokens; use 0 for none, {} at most",
+                      config.reuse_match_backoff, kMostTokens);
   }
-  if (config.snapshot_interval < 0) {
+  if (config.snapshot_interval < 0 || config.snapshot_interval > kMostTokens) {
     return make_error(ErrorCode::kInvalidArgument,
-                      "a snapshot_interval of {} tokens; use 0 for none", config.snapshot_interval);
+                      "a snapshot_interval of {} tokens; use 0 for none, {} at most",
+                      config.snapshot_interval, kMostTokens);
   }
   return {};
 }

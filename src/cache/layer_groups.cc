@@ -288,6 +288,10 @@ std::int64_t clamp_sequence_length(const KvCacheConfig& config, const LayerGroup
     return true;
   };
   if (batch_size < 1 || upper_bound < 1) return 0;
+  // Every sequence has a slot of its own in every group: more cannot be.
+  for (const std::int64_t count : slots) {
+    if (batch_size > count) return 0;
+  }
   std::int64_t low = 0;
   std::int64_t high = ceil_div<std::int64_t>(upper_bound, config.tokens_per_block);
   while (low < high) {

@@ -1,6 +1,7 @@
 #include "cache/residency.h"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -12,6 +13,12 @@ namespace {
 
 constexpr std::array<Tier, kNumTiers> kTiers = {Tier::kDevice, Tier::kHost, Tier::kDisk};
 constexpr std::size_t kNoSwap = static_cast<std::size_t>(-1);
+
+// What is wanted may be more than there can be slots at all.
+void add_slots(std::int32_t& sum, std::int32_t more) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  sum = static_cast<std::int32_t>(std::min(kMost, std::int64_t{sum} + more));
+}
 
 void raise_end(PageRun& run, Tier tier, std::size_t index) {
   std::uint32_t& end = run.end_on[index_of(tier)];
@@ -90,7 +97,7 @@ Result<void> Residency::check_guarantee(std::span<const std::int32_t> more) cons
         store_.pool_stats(Tier::kHost, group).num_slots - swap_slots_[pool].num_pages();
     std::int32_t pinned = num_pinned_[pool];
     for (std::size_t other = 0; other < more.size(); ++other) {
-      if (pool_of_[index_of(Tier::kHost)][other] == pool) pinned += more[other];
+      if (pool_of_[index_of(Tier::kHost)][other] == pool) add_slots(pinned, more[other]);
     }
     if (pinned <= room) continue;
     return make_error(
@@ -107,7 +114,7 @@ std::span<std::int32_t> Residency::device_slots(std::span<const std::int32_t> ne
   std::vector<std::int32_t>& slots = device_slots_;
   slots.assign(queues_[index_of(Tier::kDevice)].size(), 0);
   for (std::size_t g = 0; g < needed.size(); ++g) {
-    slots[pool_of_[index_of(Tier::kDevice)][g]] += needed[g];
+    add_slots(slots[pool_of_[index_of(Tier::kDevice)][g]], needed[g]);
   }
   return slots;
 }
@@ -602,7 +609,7 @@ Result<void> Residency::recall(std::span<const PageRef> pages,
   std::vector<std::int32_t> leaving_disk(queues_[index_of(Tier::kDisk)].size());
   for (const PageRef& ref : pages) {
     const LayerGroupId group(ref.key.group);
-    ++slots[pool_of(Tier::kDevice, group)];
+    add_slots(slots[pool_of(Tier::kDevice, group)], 1);
     const Tier tier = store_.tier(ref.page);
     ++(tier == Tier::kHost ? leaving_host : leaving_disk)[pool_of(tier, group)];
   }

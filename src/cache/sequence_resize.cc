@@ -24,7 +24,7 @@ Result<void> CacheCore::check_lengths(const SequenceState& sequence, std::int64_
     return make_error(ErrorCode::kFailedPrecondition, "resize of a sequence that is {}; resume it",
                       to_string(sequence.status));
   }
-  if (capacity / config_.tokens_per_block >= kMaxBlocks) {
+  if (capacity > (kMaxBlocks - 1) * config_.tokens_per_block) {
     return make_error(ErrorCode::kInvalidArgument,
                       "a capacity of {} tokens; a sequence has fewer than {} blocks of {}",
                       capacity, kMaxBlocks, config_.tokens_per_block);
