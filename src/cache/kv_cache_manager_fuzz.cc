@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "cache/naive_cache.h"
 #include "slackwater/cache/kv_cache_manager.h"
 #include "slackwater/device/sim_device.h"
 #include "testing/fake_engine.h"
@@ -34,48 +35,6 @@ using storage::Tier;
 using Tokens = std::vector<TokenId>;
 
 constexpr std::int64_t kPageBytes = 1024;
-
-// What is known, as slowly as it reads: everything that was ever committed, and never forgotten.
-class NaiveCache {
- public:
-  void add(const ReuseScope& scope, const Tokens& tokens) { known_[key(scope)].push_back(tokens); }
-  void clear() { known_.clear(); }
-
-  // The longest front of a query that somebody has committed: nobody can find more.
-  std::int64_t content(const ReuseScope& scope, std::span<const TokenId> query) const {
-    const auto at = known_.find(key(scope));
-    if (at == known_.end()) return 0;
-    std::int64_t best = 0;
-    for (const Tokens& tokens : at->second) {
-      const std::size_t most = std::min(tokens.size(), query.size());
-      std::size_t agreed = 0;
-      while (agreed < most && tokens[agreed] == query[agreed]) ++agreed;
-      best = std::max(best, static_cast<std::int64_t>(agreed));
-    }
-    return best;
-  }
-
- private:
-  using Key = std::pair<std::optional<std::uint64_t>, std::optional<std::uint64_t>>;
-  static Key key(const ReuseScope& scope) { return {scope.adapter, scope.salt}; }
-
-  std::map<Key, std::vector<Tokens>> known_;
-};
-
-// What the operations came to, so that a test that does nothing shows.
-struct Tally {
-  std::int64_t steps_judged = 0;
-  std::int64_t steps_suspect = 0;
-  std::int64_t resumed = 0;
-  std::int64_t refused = 0;
-  std::int64_t lost = 0;
-  std::int64_t tokens_reused = 0;
-  std::int64_t partial_matches = 0;
-  std::int64_t pages_dropped = 0;
-  std::int64_t snapshots = 0;
-  std::int64_t faults = 0;
-  std::int64_t turns = 0;
-};
 
 class KvCacheManagerModel {
  public:
@@ -671,20 +630,6 @@ class KvCacheManagerModel {
   Tally tally_;
 };
 
-void add(Tally& sum, const Tally& other) {
-  sum.steps_judged += other.steps_judged;
-  sum.steps_suspect += other.steps_suspect;
-  sum.resumed += other.resumed;
-  sum.refused += other.refused;
-  sum.lost += other.lost;
-  sum.tokens_reused += other.tokens_reused;
-  sum.partial_matches += other.partial_matches;
-  sum.pages_dropped += other.pages_dropped;
-  sum.snapshots += other.snapshots;
-  sum.faults += other.faults;
-  sum.turns += other.turns;
-}
-
 TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
   const std::uint64_t seed = test_seed();
   const std::int64_t num_operations = test_operations(60'000);
@@ -697,7 +642,7 @@ TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
     KvCacheManagerModel model(this_seed, directory.path());
     model.run(per_seed, done);
     if (testing::Test::HasFailure()) return;
-    add(sum, model.tally());
+    sum.add(model.tally());
   }
   fmt::print(stderr,
              "{} steps judged, {} suspect; {} resumed, {} refused, {} lost; {} tokens reused, {} "

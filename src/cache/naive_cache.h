@@ -1,0 +1,77 @@
+#ifndef SLACKWATER_CACHE_NAIVE_CACHE_H_
+#define SLACKWATER_CACHE_NAIVE_CACHE_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "slackwater/cache/prefix_digest.h"
+#include "slackwater/cache/token_digests.h"
+
+namespace slackwater::cache {
+
+// What is known, as slowly as it reads: everything that was ever committed, and never forgotten.
+class NaiveCache {
+ public:
+  void add(const ReuseScope& scope, const std::vector<TokenId>& tokens) {
+    known_[key(scope)].push_back(tokens);
+  }
+  void clear() { known_.clear(); }
+
+  // The longest front of a query that somebody has committed: nobody can find more.
+  std::int64_t content(const ReuseScope& scope, std::span<const TokenId> query) const {
+    const auto at = known_.find(key(scope));
+    if (at == known_.end()) return 0;
+    std::int64_t best = 0;
+    for (const std::vector<TokenId>& tokens : at->second) {
+      const std::size_t most = std::min(tokens.size(), query.size());
+      std::size_t agreed = 0;
+      while (agreed < most && tokens[agreed] == query[agreed]) ++agreed;
+      best = std::max(best, static_cast<std::int64_t>(agreed));
+    }
+    return best;
+  }
+
+ private:
+  using Key = std::pair<std::optional<std::uint64_t>, std::optional<std::uint64_t>>;
+  static Key key(const ReuseScope& scope) { return {scope.adapter, scope.salt}; }
+
+  std::map<Key, std::vector<std::vector<TokenId>>> known_;
+};
+
+// What the operations came to, so that a test that does nothing shows.
+struct Tally {
+  std::int64_t steps_judged = 0;
+  std::int64_t steps_suspect = 0;
+  std::int64_t resumed = 0;
+  std::int64_t refused = 0;
+  std::int64_t lost = 0;
+  std::int64_t tokens_reused = 0;
+  std::int64_t partial_matches = 0;
+  std::int64_t pages_dropped = 0;
+  std::int64_t snapshots = 0;
+  std::int64_t faults = 0;
+  std::int64_t turns = 0;
+
+  void add(const Tally& other) {
+    steps_judged += other.steps_judged;
+    steps_suspect += other.steps_suspect;
+    resumed += other.resumed;
+    refused += other.refused;
+    lost += other.lost;
+    tokens_reused += other.tokens_reused;
+    partial_matches += other.partial_matches;
+    pages_dropped += other.pages_dropped;
+    snapshots += other.snapshots;
+    faults += other.faults;
+    turns += other.turns;
+  }
+};
+
+}  // namespace slackwater::cache
+
+#endif  // SLACKWATER_CACHE_NAIVE_CACHE_H_
