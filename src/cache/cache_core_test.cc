@@ -155,6 +155,7 @@ TEST_F(CacheCoreTest, APageThatIsArrivingIsNotReplaced) {
     SequenceState& twin = create({});
     ASSERT_TRUE(core_->resume(twin, *stream_).has_value());
     ASSERT_TRUE(core_->resize(twin, kBlock, std::nullopt).has_value());
+    device_->run_all();
     // Its pages are on their way when the twin commits the same block.
     ASSERT_TRUE(core_->resume(sleeper, *stream_).has_value());
     const SlotId slot = sleeper.groups[0].slots[0];
