@@ -93,6 +93,35 @@ TEST(Constraints, ASequenceWithoutTokensReservesAState) {
   config.constraints = {BatchDesc{{{0, 0}, {0, 0}}, 0}};
   const auto groups = LayerGroups::build(config);
   EXPECT_THAT(plan_room(config, *groups).min_slots, testing::ElementsAre(1, 2));
+  // Two and two: a window's floor is two slots, and the two sequences add nothing to it.
+  config.layers[0].kind = SlidingWindow{32, 0};
+  const auto windows = LayerGroups::build(config);
+  EXPECT_THAT(plan_room(config, *windows).min_slots, testing::ElementsAre(2, 2));
+  config.constraints = {BatchDesc{{{1, 0}, {1, 0}, {0, 0}, {1, 0}}, 0}};
+  config.max_util_for_resume = 1;
+  EXPECT_THAT(plan_room(config, *windows).min_slots, testing::ElementsAre(3, 4));
+}
+
+// typical_covers_constraint_ratio_unchanged: a batch that the typical step has room for anyway
+// changes no share and no slot; one that it has no room for does.
+TEST(Constraints, ThatTheTypicalStepCoversChangeNothing) {
+  const auto slots_with = [](std::vector<BatchDesc> constraints) {
+    KvCacheConfig config;
+    config.tokens_per_block = 32;
+    config.grain_bytes = 4096;
+    config.device_bytes = 1 << 20;
+    config.layers = {layer(0, SlidingWindow{32, 0}, 8192), layer(1, kFull, 4096)};
+    config.typical_step = BatchDesc{std::vector<SequenceDesc>(8, {512, 511}), 0};
+    config.constraints = std::move(constraints);
+    EXPECT_NEAR(share(config, 0), 2 / (2 + 16.0), 1e-9) << "the typical step alone decides";
+    const TestCache cache(std::move(config));
+    return std::pair(slots(*cache.manager, 0), slots(*cache.manager, 1));
+  };
+  const auto alone = slots_with({});
+  EXPECT_GE(alone.first, 8);
+  EXPECT_GE(alone.second, 8 * 16);
+  EXPECT_EQ(slots_with({BatchDesc{{{256, 255}, {256, 255}}, 0}}), alone);
+  EXPECT_NE(slots_with({BatchDesc{{{1024, 0}}, 0}}), alone);
 }
 
 // constraints_floor_typical_step, multiple_constraints_take_max,
@@ -146,7 +175,7 @@ TEST(Constraints, TheBatchCanRun) {
 
 // TestClampMaxSeqLenForMem.
 TEST(ClampMaxSeqLen, TakesWhatTheOthersLeave) {
-  // 4 slots: the floor of a window of 65 tokens is 3 + 1.
+  // A batch of one sequence of 4 blocks is the floor, and its grain holds 8 slots.
   KvCacheConfig config = test_config({kFull}, 64, 1);
   config.constraints = {BatchDesc{{{4 * 64, 0}}, 0}};
   TestCache cache(at_floor(std::move(config)));
@@ -160,6 +189,41 @@ TEST(ClampMaxSeqLen, TakesWhatTheOthersLeave) {
   EXPECT_EQ(clamp(8, 10), 10);
   EXPECT_EQ(clamp(9, 1000), 0);
   EXPECT_EQ(clamp(6, 1000), 3 * 64);
+}
+
+// Of the least size, where a page is a grain; that of the last layer is `last` of them.
+KvCacheConfig pages_of_a_grain(std::vector<LayerKind> kinds, std::int64_t last = 1) {
+  KvCacheConfig config = test_config(std::move(kinds), 32, 1);
+  for (LayerConfig& layer : config.layers) layer.buffers[0].bytes = config.grain_bytes;
+  config.layers.back().buffers[0].bytes *= last;
+  return at_floor(std::move(config));
+}
+
+// sliding_window_reuses_slot: a window and full attention have 4 slots together, two as the floor
+// of each. The window needs one however long the sequence is, which leaves three blocks.
+TEST(ClampMaxSeqLen, AWindowUsesItsSlotAgain) {
+  TestCache cache(pages_of_a_grain({kFull, SlidingWindow{32, 0}}));
+  ASSERT_EQ(slots(*cache.manager, 0), 4);
+  EXPECT_EQ(cache.manager->clamp_max_seq_len(1, 10'000), 96);
+  EXPECT_EQ(cache.manager->clamp_max_seq_len(1, 90), 90);
+  EXPECT_EQ(cache.manager->clamp_max_seq_len(3, 10'000), 0) << "two more take all four";
+  // Alone it never ends.
+  TestCache windows(pages_of_a_grain({SlidingWindow{32, 0}}));
+  ASSERT_EQ(slots(*windows.manager, 0), 2);
+  EXPECT_EQ(windows.manager->clamp_max_seq_len(1, 96), 96);
+  EXPECT_EQ(windows.manager->clamp_max_seq_len(2, 96), 96);
+  EXPECT_EQ(windows.manager->clamp_max_seq_len(3, 96), 0);
+}
+
+// multiple_pool_groups: the same 4 slots beside another pool, with two slots for another window.
+TEST(ClampMaxSeqLen, EveryPoolGroupHasToHaveRoom) {
+  TestCache cache(pages_of_a_grain({kFull, SlidingWindow{32, 0}, SlidingWindow{16, 0}}, 2));
+  ASSERT_EQ(slots(*cache.manager, 0), 4);
+  ASSERT_EQ(slots(*cache.manager, 1), 4);
+  ASSERT_EQ(slots(*cache.manager, 2), 2);
+  EXPECT_EQ(cache.manager->clamp_max_seq_len(1, 10'000), 96);
+  EXPECT_EQ(cache.manager->clamp_max_seq_len(2, 10'000), 32);
+  EXPECT_EQ(cache.manager->clamp_max_seq_len(3, 10'000), 0);
 }
 
 TEST(ClampMaxSeqLen, TheScarcestPoolDecides) {

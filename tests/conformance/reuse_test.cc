@@ -92,6 +92,19 @@ TEST(Reuse, ScopesAreApart) {
   for (const ReuseScope& scope : others) EXPECT_EQ(cache.reusable(prompt, scope), 0);
 }
 
+// The prefix digest after block `block` of `tokens`.
+Digest128 block_key(const TestCache& cache, const Tokens& tokens, std::int64_t tokens_per_block,
+                    std::int64_t block) {
+  Digest128 prefix = root_prefix({});
+  for (std::int64_t i = 0; i <= block; ++i) {
+    prefix = next_prefix(prefix,
+                         std::span(tokens).subspan(static_cast<std::size_t>(i * tokens_per_block),
+                                                   static_cast<std::size_t>(tokens_per_block)),
+                         cache.manager->token_digests());
+  }
+  return prefix;
+}
+
 // test_first_new_block_probe: the key names the first block to be computed; equal prompts have
 // equal keys, and part where the prompts part.
 TEST(FirstNewBlock, NamesTheBlockToBeComputed) {
@@ -109,12 +122,6 @@ TEST(FirstNewBlock, NamesTheBlockToBeComputed) {
   EXPECT_FALSE(manager.probe_first_new_block({}, numbers(0, 20)).has_value())
       << "the next block is not full";
   EXPECT_NE(manager.probe_first_new_block({}, a), std::nullopt);
-  // A block that is known in part is still to be computed.
-  for (const std::int64_t shared : {0, 1, 3, 4, 5, 7}) {
-    Tokens fork = numbers(0, 16 + shared);
-    while (fork.size() < 24) fork.push_back(5000 + static_cast<TokenId>(fork.size()));
-    EXPECT_TRUE(manager.probe_first_new_block({}, fork).has_value()) << shared;
-  }
   ASSERT_TRUE(cache.manager->clear_reusable_blocks().has_value());
   EXPECT_EQ(manager.probe_first_new_block({}, a), manager.probe_first_new_block({}, b));
 }
@@ -133,13 +140,79 @@ TEST(FirstNewBlock, CountsFromAfterTheBackoff) {
     const auto key = cache.manager->probe_first_new_block({}, prompt);
     ASSERT_TRUE(key.has_value());
     EXPECT_NE(key, root);
-    Digest128 prefix = root_prefix({});
-    for (std::int64_t block = 0; block <= reused / 8; ++block) {
-      prefix = next_prefix(prefix, numbers(static_cast<TokenId>(block * 8), 8),
-                           cache.manager->token_digests());
-    }
-    EXPECT_EQ(key, prefix) << backoff;
+    EXPECT_EQ(key, block_key(cache, prompt, 8, reused / 8)) << backoff;
   }
+}
+
+// Partial shared lengths, without a window and with one: the key is that of the block where the
+// prompts part, which is computed again however much of it is known.
+TEST(FirstNewBlock, IsTheBlockWherePromptsPart) {
+  const std::vector<std::vector<LayerKind>> models = {{kFull}, {kFull, SlidingWindow{4, 0}}};
+  for (const std::vector<LayerKind>& kinds : models) {
+    TestCache cache(test_config(kinds, 4));
+    cache.run(numbers(0, 12));
+    for (const std::int64_t shared : {0, 1, 3, 4, 5, 7, 8, 11}) {
+      Tokens fork = numbers(0, shared);
+      while (fork.size() < 17) fork.push_back(5000 + static_cast<TokenId>(fork.size()));
+      EXPECT_EQ(cache.manager->probe_reuse({}, fork).reused, shared);
+      EXPECT_EQ(cache.manager->probe_first_new_block({}, fork),
+                block_key(cache, fork, 4, shared / 4))
+          << shared;
+    }
+    EXPECT_EQ(cache.manager->probe_first_new_block({}, numbers(0, 17)),
+              block_key(cache, numbers(0, 17), 4, 3));
+  }
+}
+
+// Of a window only the block at the end is kept, so a prompt that parts earlier begins from
+// nothing.
+TEST(FirstNewBlock, IsTheFirstThatTheWindowLeavesToCompute) {
+  TestCache cache(endpoints(test_config({kFull, SlidingWindow{4, 0}}, 4)));
+  cache.run(numbers(0, 12));
+  const auto key = [&](std::int64_t shared) {
+    Tokens fork = numbers(0, shared);
+    while (fork.size() < 17) fork.push_back(5000 + static_cast<TokenId>(fork.size()));
+    for (std::int64_t block = 0; block < 4; ++block) {
+      if (cache.manager->probe_first_new_block({}, fork) == block_key(cache, fork, 4, block)) {
+        return block;
+      }
+    }
+    return std::int64_t{-1};
+  };
+  EXPECT_EQ(key(8), 0);
+  EXPECT_EQ(key(9), 0);
+  EXPECT_EQ(key(11), 2) << "the window lies in the last block";
+  EXPECT_EQ(key(12), 3);
+}
+
+// Images count by their digests: whatever token stands for one, and whoever came first.
+TEST(FirstNewBlock, CountsAnImageByItsDigest) {
+  Sha256Digest cat = {};
+  Sha256Digest dog = {};
+  dog[31] = std::byte{1};
+  const auto prompt = [](TokenId image) {
+    Tokens tokens = numbers(0, 5);
+    for (const TokenId token : item_tokens(image, 100'000, 6)) tokens.push_back(token);
+    for (const TokenId token : numbers(50, 14)) tokens.push_back(token);
+    return tokens;
+  };
+  TestCache cache(test_config({kFull}, 8));
+  TestCache elsewhere(test_config({kFull}, 8));
+  const TokenId cat_token = *cache.manager->token_digests().acquire(cat);
+  const TokenId dog_token = *cache.manager->token_digests().acquire(dog);
+  const TokenId other_dog = *elsewhere.manager->token_digests().acquire(dog);
+  ASSERT_NE(dog_token, other_dog);
+  const auto key = [](const TestCache& in, const Tokens& tokens) {
+    return in.manager->probe_first_new_block({}, tokens);
+  };
+  EXPECT_EQ(key(cache, prompt(cat_token)), block_key(cache, prompt(cat_token), 8, 0));
+  EXPECT_NE(key(cache, prompt(cat_token)), key(cache, prompt(dog_token)));
+  EXPECT_EQ(key(cache, prompt(dog_token)), key(elsewhere, prompt(other_dog)));
+  Tokens front = prompt(cat_token);
+  front.resize(16);
+  cache.run(front);
+  EXPECT_EQ(key(cache, prompt(cat_token)), block_key(cache, prompt(cat_token), 8, 2));
+  EXPECT_EQ(key(cache, prompt(dog_token)), key(elsewhere, prompt(other_dog)));
 }
 
 // Digest tokens are found by their digest.
@@ -222,6 +295,32 @@ TEST(Reuse, ManySiblingsAreNoLimit) {
   EXPECT_EQ(cache.reusable(fork), 11) << "three tokens of the 50th";
 }
 
+// test_block_radix_tree_stale_prune, both index orders: the end of a branch stays while a page of
+// any group is there, and goes with the last one, up to the root.
+TEST(Prune, TheEndOfABranchStaysForAPageOfAnyGroup) {
+  for (const std::int32_t scarce : {0, 1}) {
+    KvCacheConfig config = test_config({SlidingWindow{8, 0}, SlidingWindow{7, 0}}, 8, 2 * 4096);
+    // Four slots for the one, 64 for the other.
+    config.layers[static_cast<std::size_t>(scarce)].buffers[0].bytes = 1024;
+    config.initial_pool_ratio = {0.5, 0.5};
+    TestCache cache(std::move(config));
+    const auto room = [&](std::int32_t group) {
+      return cache.manager->room(storage::Tier::kDevice, LayerGroupId(group));
+    };
+    ASSERT_EQ(room(scarce).total, 4);
+    ASSERT_EQ(room(1 - scarce).total, 64);
+    const Tokens prompt = numbers(0, 9);
+    cache.run(numbers(0, 8));
+    EXPECT_EQ(cache.manager->probe_reuse({}, prompt), (MatchDepths{8, 8, 8, 8}));
+    for (TokenId i = 1; i <= 4; ++i) cache.run(numbers(i * 1000, 8));
+    EXPECT_EQ(room(1 - scarce).free, 64 - 5);
+    EXPECT_EQ(cache.manager->probe_reuse({}, prompt), (MatchDepths{8, 8, 0, 0}));
+    for (TokenId i = 5; i <= 64; ++i) cache.run(numbers(i * 1000, 8));
+    EXPECT_EQ(cache.manager->probe_reuse({}, prompt), (MatchDepths{8, 0, 0, 0}));
+    EXPECT_EQ(cache.manager->probe_reuse({}, numbers(1000, 9)).content, 8) << "the next is there";
+  }
+}
+
 // TestPartialCoverageReuse: one full group and a window of 16, endpoints only, blocks of 32.
 class PartialCoverage : public testing::Test {
  protected:
@@ -231,6 +330,11 @@ class PartialCoverage : public testing::Test {
     cache.resume(sequence);
     cache.compute(sequence, tokens);
     cache.manager->synchronize();
+  }
+  // Device slots with a page in them; both groups have theirs in one pool.
+  std::int32_t num_used() const {
+    const TierRoom room = cache.manager->room(storage::Tier::kDevice, LayerGroupId(0));
+    return room.total - room.free;
   }
   TestCache cache{endpoints(test_config({kFull, SlidingWindow{16, 0}}, 32))};
 };
@@ -273,15 +377,62 @@ TEST_F(PartialCoverage, CoverageOnlyGrows) {
   EXPECT_EQ(cache.reusable(numbers(0, 32 + 32)), 32 + 32);
 }
 
+// replaced_page_does_not_outlive_its_block: the wider page takes the place of the one that ends
+// within the block, which is gone at once; nothing of it is left when the block goes.
+TEST_F(PartialCoverage, AReplacedPageGoesAtOnce) {
+  turn(numbers(0, 80));
+  EXPECT_EQ(num_used(), 3 + 1) << "three blocks, the last of which the window needs";
+  turn(numbers(0, 96));
+  EXPECT_EQ(num_used(), 3 + 1);
+  EXPECT_EQ(cache.reusable(numbers(0, 80)), 80);
+  EXPECT_EQ(cache.reusable(numbers(0, 96)), 96);
+  ASSERT_TRUE(cache.manager->clear_reusable_blocks().has_value());
+  EXPECT_EQ(num_used(), 0);
+}
+
+// replaced_reused_page_does_not_outlive_its_block: somebody has matched the page that is replaced,
+// and has taken his copy of it or not yet. What he takes is right, and the page goes with its
+// block.
+TEST_F(PartialCoverage, WhoHasMatchedAReplacedPageReadsItAsItWas) {
+  for (const bool has_copied : {false, true}) {
+    turn(numbers(0, 80));
+    Tokens fork = numbers(0, 80);
+    for (TokenId i = 0; i < 40; ++i) fork.push_back(7000 + i);
+    Sequence holder = cache.create(fork);
+    EXPECT_EQ(holder.num_committed(), 80);
+    if (has_copied) cache.resume(holder);
+    turn(numbers(0, 96));
+    cache.manager->audit();
+    EXPECT_EQ(cache.reusable(numbers(0, 96)), 96);
+    if (!has_copied) cache.resume(holder);
+    cache.compute(holder, fork);
+    EXPECT_EQ(cache.engine.mismatches(), 0);
+    holder.close();
+    cache.manager->synchronize();
+    EXPECT_EQ(cache.reusable(numbers(0, 96)), 96);
+    EXPECT_EQ(cache.reusable(fork), 120);
+    // Two blocks in common, and two branches: of the one a block, of the other two. The block that
+    // was held when the longer one came stays beside it, with its two pages.
+    EXPECT_EQ(num_used(), 2 + (1 + 1) + (2 + 1) + (has_copied ? 0 : 2)) << has_copied;
+    ASSERT_TRUE(cache.manager->clear_reusable_blocks().has_value());
+    EXPECT_EQ(num_used(), 0);
+  }
+}
+
 // exact_boundary_ignores_stale_last_block_partial_coverage: with a window of 1, nothing before an
-// exact boundary is needed.
+// exact boundary is needed, so it does not matter that the window's page of the last block ends
+// after 80 tokens.
 TEST(Reuse, AWindowOfOneNeedsNothingAtABoundary) {
   TestCache cache(endpoints(test_config({kFull, SlidingWindow{1, 0}}, 32)));
   Sequence sequence = cache.create(numbers(0, 96));
   cache.resume(sequence);
+  cache.compute(sequence, numbers(0, 80));
   cache.compute(sequence, numbers(0, 96));
   sequence.close();
+  cache.manager->synchronize();
   EXPECT_EQ(cache.reusable(numbers(0, 96)), 96);
+  EXPECT_EQ(cache.reusable(numbers(0, 95)), 80) << "within the block it does";
+  EXPECT_EQ(cache.reusable(numbers(0, 80)), 80);
 }
 
 // reuse_backoff_rechecks_swa_coverage_at_final_endpoint: W 33, backoff 1; 96 is trimmed to 95,

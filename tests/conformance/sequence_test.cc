@@ -1,6 +1,9 @@
 // The life of one sequence: lengths, index tables, room. Behaviour of TensorRT-LLM's KV cache
 // manager V2; docs/conformance.md maps its cases to ours.
 
+#include <cstring>
+#include <functional>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -257,27 +260,84 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Naive,
                          testing::Combine(testing::Bool(), testing::Bool(),
                                           testing::Values(1, 7, 100)));
 
-// hetero_tokens_per_block: blocks of 128 tokens of which one buffer makes two of 64.
-TEST(SmallerBlocks, AKernelFindsThemByTheirStride) {
-  KvCacheConfig config = test_config({kFull}, 128);
-  config.layers[0].buffers = {{"digest", 8 * 64, 64}, {"whole", 8 * 128}};
-  TestCache cache(std::move(config));
-  const PageTable halves = *cache.manager->page_table(0, "digest");
-  EXPECT_EQ(halves.tokens_per_block, 64);
+// hetero_tokens_per_block: blocks of 128 tokens of which one buffer makes two of 64, with room to
+// spare behind each. What a kernel writes through the table of the smaller ones is found there by a
+// later sequence.
+class SmallerBlocks : public testing::Test {
+ protected:
+  static constexpr std::int64_t kBytes = 8 * 64 + 40;  // of a smaller block
+
+  static KvCacheConfig config() {
+    KvCacheConfig config = test_config({kFull}, 128);
+    config.layers[0].buffers = {{"digest", kBytes, 64}, {"whole", 8 * 128}};
+    return config;
+  }
+  // Where the kernel of a buffer finds a token, by what its table says.
+  static std::byte* place(const PageTable& table, std::span<const SlotId> slots,
+                          std::int64_t token) {
+    const std::int64_t in_page = token % 128;
+    return layer_address(table, slots[static_cast<std::size_t>(token / 128)]) +
+           in_page / table.tokens_per_block * kBytes + in_page % table.tokens_per_block * 8;
+  }
+  // Calls `look(place, word)` for tokens [begin, end) of both buffers, as a step of the stream.
+  device::Event step(const Sequence& sequence, std::int64_t begin, std::int64_t end,
+                     std::function<void(std::byte*, std::int64_t)> look) {
+    for (const char* role : {"digest", "whole"}) {
+      const PageTable table = *cache.manager->page_table(0, role);
+      const auto slots = sequence.slots(kGroup);
+      const std::int64_t salt = role[0] * 1000;
+      cache.engine.stream().run([=, own = std::vector<SlotId>(slots.begin(), slots.end())] {
+        for (std::int64_t token = begin; token < end; ++token) {
+          look(place(table, own, token), salt + token);
+        }
+        return true;
+      });
+    }
+    return cache.engine.stream().record();
+  }
+  static void write(std::byte* at, std::int64_t word) { std::memcpy(at, &word, sizeof(word)); }
+  static bool holds(const std::byte* at, std::int64_t word) {
+    return std::memcmp(at, &word, sizeof(word)) == 0;
+  }
+
+  TestCache cache{config()};
+};
+
+TEST_F(SmallerBlocks, ATableSaysHowLargeItsBlocksAre) {
+  EXPECT_EQ(cache.manager->page_table(0, "digest")->tokens_per_block, 64);
   EXPECT_EQ(cache.manager->page_table(0, "whole")->tokens_per_block, 128);
   EXPECT_EQ(cache.manager->layer_groups().find(0, "digest")->num_subblocks, 2);
+  EXPECT_EQ(cache.manager->layer_groups().find(0, "digest")->bytes, 2 * kBytes);
   EXPECT_EQ(cache.manager->page_table(0, "other").error().code(), ErrorCode::kNotFound);
   EXPECT_EQ(cache.manager->page_table(9, "digest").error().code(), ErrorCode::kNotFound);
-  // The two halves of a page lie one after the other.
-  Sequence sequence = cache.create(numbers(0, 163));
-  cache.resume(sequence);
-  ASSERT_TRUE(sequence.resize(260, 0).has_value());
-  const auto slots = sequence.slots(kGroup);
-  const auto address = [&](std::int64_t token) {
-    return layer_address(halves, slots[static_cast<std::size_t>(token / 128)]) + token % 128 * 8;
-  };
-  EXPECT_EQ(address(64) - address(0), 64 * 8);
-  EXPECT_EQ(address(192) - address(128), 64 * 8);
+}
+
+TEST_F(SmallerBlocks, AKernelFindsThemByTheirStride) {
+  const Tokens tokens = numbers(0, 260);
+  Sequence first = cache.create(tokens);
+  cache.resume(first);
+  for (const auto& [from, to] : {std::pair(0, 163), std::pair(163, 163 + 97)}) {
+    ASSERT_TRUE(first.resize(to, from).has_value());
+    const device::Event written = step(first, from, to, write);
+    ASSERT_TRUE(first
+                    .commit(std::span(tokens)
+                                .first(static_cast<std::size_t>(to))
+                                .subspan(static_cast<std::size_t>(from)),
+                            {written})
+                    .has_value());
+  }
+  first.close();
+  cache.manager->synchronize();
+  cache.manager->audit();
+
+  Sequence second = cache.create(numbers(0, 261));
+  EXPECT_EQ(second.num_committed(), 260);
+  cache.resume(second);
+  const auto right = std::make_shared<std::int64_t>(0);
+  step(second, 0, 260, [right](const std::byte* at, std::int64_t word) {
+    *right += holds(at, word) ? 1 : 0;
+  }).wait();
+  EXPECT_EQ(*right, 2 * 260);
 }
 
 // disaggregated_serving: what one rank has computed can be handed over, layer by layer, to ranks

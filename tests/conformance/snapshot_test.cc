@@ -34,13 +34,20 @@ class Snapshots : public testing::Test {
   }
 };
 
-// no_reuse_with_ssm.
+// no_reuse_with_ssm: blocks are known, but nobody can go on from them without a state.
 TEST_F(Snapshots, NothingMatchesBeforeTheFirst) {
-  TestCache cache(config());
-  Sequence sequence = cache.create(numbers(0, 64));
+  KvCacheConfig every_block = config();
+  every_block.commit_policy = CommitPolicy::kEveryBlock;
+  TestCache cache(std::move(every_block));
+  Sequence sequence = cache.create(numbers(0, 100));
   cache.resume(sequence);
-  ASSERT_TRUE(sequence.resize(64).has_value());
-  EXPECT_EQ(cache.reusable(numbers(0, 64)), 0);
+  cache.compute(sequence, numbers(0, 64));
+  cache.manager->synchronize();
+  const MatchDepths match = cache.manager->probe_reuse({}, numbers(0, 65));
+  EXPECT_EQ(match.content, 64);
+  EXPECT_EQ(match.attention, 64);
+  EXPECT_EQ(match.reused, 0);
+  EXPECT_EQ(cache.create(numbers(0, 65)).num_committed(), 0);
 }
 
 // suspend_and_resume_with_ssm: without pressure everything stays where it is.
@@ -94,36 +101,55 @@ TEST_F(Snapshots, WhatIsTakenFromOneIsRight) {
   EXPECT_EQ(cache.engine.mismatches(), 0);
 }
 
-// num_reusable_tokens_before_hybrid_pruning_isolates_recurrent_truncation.
+// num_reusable_tokens_before_hybrid_pruning_isolates_recurrent_truncation: 48 tokens are known, and
+// a state after 32 of them.
 TEST_F(Snapshots, TheDepthWithoutThemIsTold) {
   TestCache cache(config());
-  commit_at(cache, numbers(0, 48), {32, 48});
+  commit_at(cache, numbers(0, 64), {32, 64});
+  const MatchDepths match = cache.manager->probe_reuse({}, numbers(0, 49));
+  EXPECT_EQ(match, (MatchDepths{48, 48, 48, 32}));
+  const Sequence sequence = cache.create(numbers(0, 49));
+  EXPECT_EQ(sequence.num_committed(), 32);
+  EXPECT_EQ(sequence.match(), match);
   Tokens fork = numbers(0, 40);
   fork.push_back(9999);
-  const MatchDepths match = cache.manager->probe_reuse({}, fork);
-  EXPECT_EQ(match.reused, 32);
-  EXPECT_EQ(match.attention, 40);
-  EXPECT_EQ(match.content, 40);
-  EXPECT_EQ(match.lookup, 40);
+  fork.push_back(9999);
+  EXPECT_EQ(cache.manager->probe_reuse({}, fork), (MatchDepths{41, 40, 40, 32}));
 }
 
-// reuse_match_reports_content_divergence_depth, reuse_match_divergence_is_zero_without_a_shared_
-// prefix, reuse_match_depths_are_monotonically_ordered.
+// reuse_match_reports_content_divergence_depth: the same prompt, one that parts at a snapshot, and
+// one that parts past one.
+TEST_F(Snapshots, TheDepthWherePromptsPartIsTold) {
+  TestCache cache(config());
+  commit_at(cache, numbers(0, 96), {32, 64, 96});
+  const auto depths = [&](std::int64_t shared, std::int64_t own) {
+    Tokens tokens = numbers(0, shared);
+    for (const TokenId token : numbers(7000, own)) tokens.push_back(token);
+    return cache.manager->probe_reuse({}, tokens);
+  };
+  EXPECT_EQ(depths(64, 1), (MatchDepths{64, 64, 64, 64})) << "the same, to the last token";
+  EXPECT_EQ(depths(64, 33), (MatchDepths{96, 64, 64, 64}));
+  EXPECT_EQ(depths(48, 1), (MatchDepths{48, 48, 48, 32}));
+  EXPECT_EQ(depths(48, 49), (MatchDepths{96, 48, 48, 32}));
+}
+
+// reuse_match_divergence_is_zero_without_a_shared_prefix.
+TEST_F(Snapshots, NothingInCommonHasNoDepth) {
+  TestCache cache(config());
+  commit_at(cache, numbers(0, 96), {48, 96});
+  EXPECT_EQ(cache.manager->probe_reuse({}, numbers(777, 64)), (MatchDepths{63, 0, 0, 0}));
+}
+
+// reuse_match_depths_are_monotonically_ordered.
 TEST_F(Snapshots, DepthsAreOrderedForEveryLength) {
   TestCache cache(config());
   commit_at(cache, numbers(0, 96), {48, 96});
-  std::int64_t before = 0;
   for (std::int64_t length = 16; length <= 128; length += 16) {
-    const MatchDepths match = cache.manager->probe_reuse({}, numbers(0, length + 1));
-    EXPECT_LE(match.reused, match.attention);
-    EXPECT_LE(match.attention, match.content);
-    EXPECT_EQ(match.content, std::min<std::int64_t>(length, 96));
-    EXPECT_GE(match.content, before);
-    before = match.content;
+    const std::int64_t known = std::min<std::int64_t>(length, 96);
+    const std::int64_t reused = length < 48 ? 0 : length < 96 ? 48 : 96;
+    EXPECT_EQ(cache.manager->probe_reuse({}, numbers(0, length + 1)),
+              (MatchDepths{length, known, known, reused}));
   }
-  const MatchDepths none = cache.manager->probe_reuse({}, numbers(777, 64));
-  EXPECT_EQ(none.content, 0);
-  EXPECT_EQ(none.reused, 0);
 }
 
 // branch_snapshot_at_divergence_unlocks_sibling_reuse: the first sibling learns where it parts, and
@@ -193,25 +219,51 @@ TEST_F(Snapshots, APartialBlockServesOnlyAnExactEndWherePartialReuseIsOff) {
   }
 }
 
-// commit_is_end_moves_partial_attention_and_ssm_pages: nothing is copied at the end.
+// commit_is_end_moves_partial_attention_and_ssm_pages: nothing is copied at the end. The pages stay
+// in their slots, which nobody else is given as long as they are known.
 TEST_F(Snapshots, TheEndMovesPagesIntoTheTree) {
-  TestCache cache(config());
+  KvCacheConfig shared = config();
+  shared.device_bytes = 4096;
+  shared.layers[1].buffers[0].bytes = shared.layers[0].buffers[0].bytes;  // one pool for both
+  TestCache cache(std::move(shared));
+  constexpr LayerGroupId kAttention{0};
+  const auto room = [&] { return cache.manager->room(storage::Tier::kDevice, kAttention); };
   Sequence sequence = cache.create(numbers(0, 48));
   cache.resume(sequence);
-  const auto used = [&](LayerGroupId group) {
-    const TierRoom room = cache.manager->room(storage::Tier::kDevice, group);
-    return room.total - room.free;
-  };
   ASSERT_TRUE(sequence.resize(48).has_value());
-  const std::int32_t attention = used(LayerGroupId(0));
-  const std::int32_t states = used(kStateGroup);
+  const std::vector<SlotId> before = {sequence.slots(kAttention)[0], sequence.slots(kAttention)[1],
+                                      sequence.slots(kStateGroup)[0]};
+  ASSERT_EQ(room().total - room().free, 3);
   cache.compute(sequence, numbers(0, 48), true);
-  EXPECT_EQ(used(LayerGroupId(0)), attention);
-  EXPECT_EQ(used(kStateGroup), states);
+  cache.manager->synchronize();
+  EXPECT_EQ(room().total - room().free, 3);
+  EXPECT_THAT(sequence.slots(kAttention), testing::ElementsAre(before[0], before[1]));
+  EXPECT_THAT(sequence.slots(kStateGroup), testing::ElementsAre(kNoSlot));
   EXPECT_EQ(cache.reusable(numbers(0, 48)), 48);
   EXPECT_EQ(sequence.commit(numbers(48, 1)).error().code(), ErrorCode::kFailedPrecondition);
   sequence.close();
-  EXPECT_EQ(cache.reusable(numbers(0, 48)), 48);
+  EXPECT_EQ(room().total - room().free, 3);
+
+  // Whoever takes all that is free is given none of the three.
+  Sequence other = cache.create({});
+  const std::int64_t free = room().free;
+  cache.resume(other);
+  ASSERT_TRUE(other.resize((free - 1) * 32).has_value());
+  EXPECT_EQ(room().free, 0);
+  std::vector<SlotId> taken(other.slots(kAttention).begin(), other.slots(kAttention).end());
+  taken.push_back(other.slots(kStateGroup)[0]);
+  for (const SlotId slot : before) EXPECT_THAT(taken, testing::Not(testing::Contains(slot)));
+  other.close();
+
+  // Whoever goes on reads the full block where it was, and has copies of what it may write to.
+  Sequence next = cache.create(numbers(0, 49));
+  EXPECT_EQ(next.num_committed(), 48);
+  cache.resume(next);
+  EXPECT_EQ(next.slots(kAttention)[0], before[0]);
+  EXPECT_NE(next.slots(kAttention)[1], before[1]);
+  EXPECT_NE(next.slots(kStateGroup)[0], before[2]);
+  cache.compute(next, numbers(0, 60));
+  EXPECT_EQ(cache.engine.mismatches(), 0);
 }
 
 // ssm_snapshot_moves_to_covering_block.
