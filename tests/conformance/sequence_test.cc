@@ -167,6 +167,38 @@ TEST(Priority, TheLowestLeavesFirst) {
   EXPECT_EQ(cache.reusable(numbers(20'000, 6 * 64)), 6 * 64);
 }
 
+// What falls from the device to the host takes its priority with it: of all that is there the
+// lowest goes, however long the others have been there.
+TEST(Priority, GoesWithAPageThatFallsToTheHost) {
+  KvCacheConfig config = test_config({kFull}, 64, 16 * 512);
+  config.host_bytes = 16 * 512;
+  TestCache cache(std::move(config));
+  const auto run = [&](TokenId first, Priority priority) {
+    const Tokens tokens = numbers(first, 6 * 64);
+    SequenceOptions options;
+    options.tokens = tokens;
+    options.priority = [priority](BlockOrdinal, LayerGroupId) { return priority; };
+    Sequence sequence = *cache.manager->create_sequence(options);
+    cache.resume(sequence);
+    cache.compute(sequence, tokens);
+  };
+  const auto known = [&](TokenId first) { return cache.reusable(numbers(first, 6 * 64)) / 64; };
+  // 16 slots on the device, and 12 of the host: four are kept for pages that change places.
+  run(0, 40);
+  run(10'000, 10);
+  for (TokenId i = 2; i < 5; ++i) run(i * 10'000, 30);
+  EXPECT_EQ(cache.manager->room(Tier::kHost, kGroup).evictable, 12);
+  EXPECT_EQ(known(0), 6);
+  EXPECT_EQ(known(10'000), 4) << "two of thirty have to go";
+  for (TokenId i = 2; i < 5; ++i) EXPECT_EQ(known(i * 10'000), 6) << i;
+  run(50'000, 30);
+  EXPECT_EQ(known(0), 6) << "the oldest of all";
+  EXPECT_EQ(known(10'000), 0);
+  EXPECT_EQ(known(20'000), 4) << "the oldest of the next priority";
+  for (TokenId i = 6; i < 9; ++i) run(i * 10'000, 30);
+  EXPECT_EQ(known(0), 6);
+}
+
 // TestLivingKvCacheGuard.
 TEST(Guard, OnlyOpenSequencesCount) {
   TestCache cache(test_config({kFull}, 8));
