@@ -280,6 +280,7 @@ std::int64_t clamp_sequence_length(const KvCacheConfig& config, const LayerGroup
       const std::int64_t tokens = blocks * config.tokens_per_block;
       const std::int64_t last = kinds[g]->batch_slots({{{tokens, tokens}}, 0});
       const std::int64_t other = kinds[g]->batch_slots({{{1, 0}}, 0});
+      if (other > 0 && batch_size - 1 > slots[g] / other) return false;
       needed[pools[g]] += last + (batch_size - 1) * other;
     }
     for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -288,10 +289,6 @@ std::int64_t clamp_sequence_length(const KvCacheConfig& config, const LayerGroup
     return true;
   };
   if (batch_size < 1 || upper_bound < 1) return 0;
-  // Every sequence has a slot of its own in every group: more cannot be.
-  for (const std::int64_t count : slots) {
-    if (batch_size > count) return 0;
-  }
   std::int64_t low = 0;
   std::int64_t high = ceil_div<std::int64_t>(upper_bound, config.tokens_per_block);
   while (low < high) {

@@ -1,6 +1,7 @@
 #include "slackwater/device/event.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -11,20 +12,58 @@ namespace slackwater::device {
 namespace {
 
 // Several events as one.
-class MergedState final : public EventState {
+// An event that follows from others, and remembers how it ended: they may follow from others again,
+// and be asked by many.
+class DerivedState : public EventState {
+ public:
+  using EventState::EventState;
+
+  EventStatus status() final {
+    return remember([this] { return look(); });
+  }
+  EventStatus wait() final {
+    return remember([this] { return look_until_done(); });
+  }
+  EventStatus wait_for(Nanoseconds timeout) final {
+    return remember([&] { return look_for(timeout); });
+  }
+
+ private:
+  virtual EventStatus look() = 0;
+  virtual EventStatus look_until_done() = 0;
+  virtual EventStatus look_for(Nanoseconds timeout) = 0;
+
+  template <class Look>
+  EventStatus remember(const Look& look) {
+    EventStatus known = end_.load(std::memory_order_acquire);
+    if (known != EventStatus::kPending) return known;
+    known = look();
+    if (known != EventStatus::kPending) end_.store(known, std::memory_order_release);
+    return known;
+  }
+
+  std::atomic<EventStatus> end_{EventStatus::kPending};
+};
+
+class MergedState final : public DerivedState {
  public:
   explicit MergedState(std::vector<Event> events)
-      : EventState("the work of several events"), events_(std::move(events)) {}
+      : DerivedState("the work of several events"), events_(std::move(events)) {}
 
   std::span<const Event> parts() const override { return events_; }
+  bool is_settled() const override {
+    return std::all_of(events_.begin(), events_.end(),
+                       [](const Event& event) { return event.is_settled(); });
+  }
 
-  EventStatus status() override {
+ private:
+  EventStatus look() override {
     return combine([](const Event& event) { return event.status(); });
   }
-  EventStatus wait() override {
+  EventStatus look_until_done() override {
     return combine([](const Event& event) { return event.wait(); });
   }
-  EventStatus wait_for(Nanoseconds timeout) override {
+  EventStatus look_for(Nanoseconds timeout) override {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     return combine([&](const Event& event) {
       const Nanoseconds left = deadline - std::chrono::steady_clock::now();
@@ -32,7 +71,6 @@ class MergedState final : public EventState {
     });
   }
 
- private:
   template <class Look>
   EventStatus combine(Look look) const {
     EventStatus all = EventStatus::kSucceeded;
@@ -48,19 +86,20 @@ class MergedState final : public EventState {
 };
 
 // The end of an event, without its fate.
-class SettledState final : public EventState {
+class SettledState final : public DerivedState {
  public:
   explicit SettledState(Event event)
-      : EventState(std::string(event.waker())), event_(std::move(event)) {}
+      : DerivedState(std::string(event.waker())), event_(std::move(event)) {}
 
   bool is_settled() const override { return true; }
-  EventStatus status() override { return without_fate(event_.status()); }
-  EventStatus wait() override { return without_fate(event_.wait()); }
-  EventStatus wait_for(Nanoseconds timeout) override {
+
+ private:
+  EventStatus look() override { return without_fate(event_.status()); }
+  EventStatus look_until_done() override { return without_fate(event_.wait()); }
+  EventStatus look_for(Nanoseconds timeout) override {
     return without_fate(event_.wait_for(timeout));
   }
 
- private:
   static EventStatus without_fate(EventStatus status) {
     return status == EventStatus::kFailed ? EventStatus::kSucceeded : status;
   }

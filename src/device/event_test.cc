@@ -1,5 +1,6 @@
 #include "slackwater/device/event.h"
 
+#include <array>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -139,6 +140,26 @@ TEST(Event, ASettledEventForgetsTheFateOfTheOther) {
   EXPECT_EQ(end.status(), EventStatus::kSucceeded);
   EXPECT_EQ(end.wait(), EventStatus::kSucceeded);
   EXPECT_TRUE(settled(other).is_null());
+}
+
+// Each level follows twice from the one before: nobody walks down to the leaves more than once.
+TEST(Event, WhatFollowsFromWhatFollowsIsAskedOnce) {
+  EventSource first(Event(new EventState("first")));
+  EventSource second(Event(new EventState("second")));
+  Event a = first.event();
+  Event b = second.event();
+  for (int level = 0; level < 60; ++level) {
+    const Event next_a = settled(merge(std::array{a, b}));
+    const Event next_b = settled(merge(std::array{b, a}));
+    a = next_a;
+    b = next_b;
+  }
+  EXPECT_FALSE(a.is_done());
+  first.complete(EventStatus::kSucceeded);
+  EXPECT_FALSE(a.is_done());
+  second.complete(EventStatus::kFailed);
+  EXPECT_EQ(a.status(), EventStatus::kSucceeded);
+  EXPECT_EQ(b.wait(), EventStatus::kSucceeded);
 }
 
 TEST(EventDeathTest, CompletingTwiceIsRefused) {

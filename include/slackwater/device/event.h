@@ -104,6 +104,8 @@ class Event {
   EventStatus wait_for(Nanoseconds timeout) const {
     return state_ == nullptr ? EventStatus::kSucceeded : state_->wait_for(timeout);
   }
+  // Whether it can only succeed.
+  bool is_settled() const { return state_ == nullptr || state_->is_settled(); }
   // Who completes it; empty for a null event.
   std::string_view waker() const {
     return state_ == nullptr ? std::string_view() : state_->waker();
