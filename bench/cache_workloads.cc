@@ -105,6 +105,13 @@ class Samples {
     for (const auto& samples : by_repetition_) medians.push_back(percentile(samples, 0.5));
     return percentile(medians, 0.5);
   }
+  // How far the medians of the repetitions lie apart, as a share of the median.
+  double spread() const {
+    std::vector<double> medians;
+    for (const auto& samples : by_repetition_) medians.push_back(percentile(samples, 0.5));
+    const auto [least, most] = std::minmax_element(medians.begin(), medians.end());
+    return (*most - *least) / median();
+  }
   double p99() const {
     std::vector<double> all;
     for (const auto& samples : by_repetition_)
@@ -129,6 +136,12 @@ double ns_of(const std::function<void()>& work) {
   const auto start = Clock::now();
   timed(work);
   return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+}
+
+// What was measured: named by whoever runs this.
+std::string commit_name() {
+  const char* const name = std::getenv("SLACKWATER_COMMIT");
+  return name == nullptr ? "unknown" : name;
 }
 
 // Drives everything else out of the caches.
@@ -208,11 +221,12 @@ class Bench {
     const double median = samples.median();
     fmt::print(
         "{{\"workload\":\"{}\",\"pages\":{},\"tokens_per_block\":{},{}\"median_ns\":{:.0f},"
-        "\"p99_ns\":{:.0f},\"repetitions\":{},\"samples\":{},\"cpu\":\"{}\",\"compiler\":\"{}\"}}"
+        "\"p99_ns\":{:.0f},\"repetitions\":{},\"samples\":{},\"spread\":{:.2f},\"commit\":\"{}\","
+        "\"cpu\":\"{}\",\"compiler\":\"{}\"}}"
         "\n",
         name, manager_->room(storage::Tier::kDevice, LayerGroupId(0)).total,
         options_.tokens_per_block, more, median, samples.p99(), samples.repetitions(),
-        samples.size(), cpu_name(), __VERSION__);
+        samples.size(), samples.spread(), commit_name(), cpu_name(), __VERSION__);
     std::fflush(stdout);
   }
 

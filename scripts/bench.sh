@@ -17,6 +17,9 @@ while read -r bench; do
     --benchmark_out_format=json --benchmark_out="$results/${bench##*/}.json"
 done < <(find build/bench -type f -executable -name 'slackwater_*_bench' | sort)
 
+SLACKWATER_COMMIT=$(git rev-parse --short HEAD)
+export SLACKWATER_COMMIT
+
 # The control plane of the cache, on the workloads that other engines were measured on.
 rm -f "$results/cache_workloads.json"
 for block in 16 32; do
