@@ -429,6 +429,12 @@ TEST(BadInput, SettingsThatCannotBe) {
       {[frames](auto& c) { c.disk_bytes = frames - 1; },
        "a disk tier of " + std::to_string(frames - 1) +
            " bytes is below what its floors need; use " + std::to_string(frames)},
+      {[](auto& c) { c.rebalance.update_interval = 0; }, "looked at every 0 ends"},
+      {[](auto& c) { c.rebalance.min_samples = -1; }, "after -1 samples"},
+      {[](auto& c) { c.rebalance.threshold = 1; }, "a rebalance threshold of 1"},
+      {[](auto& c) { c.rebalance.decay = 1; }, "a rebalance decay of 1"},
+      {[](auto& c) { c.rebalance.decay = std::numeric_limits<double>::quiet_NaN(); },
+       "a rebalance decay of nan"},
       {[](auto& c) {
          c.guarantee_suspend = true;
          c.host_bytes = 0;

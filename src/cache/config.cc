@@ -170,6 +170,25 @@ Result<void> check_reuse(const KvCacheConfig& config) {
   return {};
 }
 
+Result<void> check_rebalance(const RebalanceOptions& options) {
+  if (options.min_samples < 0 || options.update_interval < 1 || options.cooldown.count() < 0) {
+    return make_error(
+        ErrorCode::kInvalidArgument,
+        "a rebalance after {} samples, looked at every {} ends, {} ns apart; use 0, 1 "
+        "and 0 or more",
+        options.min_samples, options.update_interval, options.cooldown.count());
+  }
+  if (!(options.threshold > 1 && std::isfinite(options.threshold))) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "a rebalance threshold of {}; a factor above 1 is wanted", options.threshold);
+  }
+  if (!(options.decay > 0 && options.decay < 1)) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "a rebalance decay of {}; use one between 0 and 1", options.decay);
+  }
+  return {};
+}
+
 Result<void> check_unbuilt(const KvCacheConfig& config) {
   if (config.sliding_window_scratch_pages) {
     return make_error(ErrorCode::kUnimplemented,
@@ -225,6 +244,7 @@ Result<void> validate(const KvCacheConfig& config) {
   SLACKWATER_RETURN_IF_ERROR(check_layers(config));
   SLACKWATER_RETURN_IF_ERROR(check_tiers(config));
   SLACKWATER_RETURN_IF_ERROR(check_reuse(config));
+  SLACKWATER_RETURN_IF_ERROR(check_rebalance(config.rebalance));
   for (const BatchDesc& batch : config.constraints) {
     SLACKWATER_RETURN_IF_ERROR(check_batch(batch, "a constraint"));
   }

@@ -1,12 +1,14 @@
 #ifndef SLACKWATER_CACHE_CONFIG_H_
 #define SLACKWATER_CACHE_CONFIG_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "slackwater/base/clock.h"
 #include "slackwater/base/digest.h"
 #include "slackwater/base/error.h"
 #include "slackwater/cache/layer_kind.h"
@@ -54,6 +56,15 @@ enum class CommitPolicy : std::uint8_t {
   kEndpointsOnly,
 };
 
+// When and how the shares of layer groups follow the load.
+struct RebalanceOptions {
+  std::int64_t min_samples = 2000;     // sequences that must have ended
+  std::int64_t update_interval = 100;  // ends between two looks at what the shares should be
+  Nanoseconds cooldown = std::chrono::seconds(120);  // between two changes
+  double threshold = 1.25;                           // by what factor a share may be off
+  double decay = 0.9999;                             // of the moving averages, per sequence
+};
+
 // What a KvCacheManager is made from.
 //
 // Source: kvcm_v2.md 4.1.
@@ -96,6 +107,8 @@ struct KvCacheConfig {
   // (one per layer group, sum 1), this batch, the constraints, or one sequence of 2049 tokens.
   std::vector<double> initial_pool_ratio;
   std::optional<BatchDesc> typical_step;
+
+  RebalanceOptions rebalance;
 
   // Not built: kUnimplemented when asked for.
   bool sliding_window_scratch_pages = false;
