@@ -72,6 +72,8 @@ Result<void> CacheCore::open(device::Device& device) {
   options.device_bytes = config_.device_bytes;
   options.host_bytes = config_.host_bytes;
   options.disk_bytes = config_.disk_bytes;
+  options.max_device_bytes = config_.max_device_bytes;
+  options.max_host_bytes = config_.max_host_bytes;
   options.device_grain_bytes = config_.grain_bytes;
   options.host_grain_bytes = config_.grain_bytes;
   options.disk_grain_bytes = config_.grain_bytes;

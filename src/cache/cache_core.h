@@ -26,7 +26,7 @@ namespace slackwater::cache {
 //
 // Files: cache_core.cc (making, queries, what the tree loses), sequence_open.cc (create, close,
 // pins of the path), sequence_resume.cc, sequence_resize.cc, sequence_commit.cc, publish.cc (how
-// blocks become nodes), audit.cc.
+// blocks become nodes), rebalance.cc, audit.cc.
 class CacheCore final : public RunOwners {
  public:
   static Result<std::unique_ptr<CacheCore>> create(device::Device& device, KvCacheConfig config);
@@ -35,6 +35,8 @@ class CacheCore final : public RunOwners {
   // As in KvCacheManager.
   Result<void> clear_reusable_blocks();
   Result<void> shutdown();
+  Result<void> set_quota(Tier tier, std::int64_t bytes);
+  std::int64_t quota(Tier tier) const;
   Result<SequenceState*> create_sequence(const SequenceOptions& options);
   MatchDepths probe_reuse(const ReuseScope& scope, std::span<const TokenId> tokens) const;
   std::vector<std::int64_t> snapshot_points(const MatchDepths& match,
@@ -86,6 +88,9 @@ class CacheCore final : public RunOwners {
   explicit CacheCore(KvCacheConfig config);
   Result<void> open(device::Device& device);
   Result<void> check_closed(const char* call) const;
+  Result<void> check_suspended(const char* call) const;
+  Result<void> check_quota(Tier tier, std::int64_t bytes) const;
+  void wait_for_last_uses();
 
   // Layer groups.
   std::size_t num_groups() const { return kinds_.size(); }

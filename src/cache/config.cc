@@ -122,7 +122,8 @@ Result<void> check_batch(const BatchDesc& batch, const char* name) {
 }
 
 Result<void> check_tiers(const KvCacheConfig& config) {
-  for (const std::int64_t bytes : {config.device_bytes, config.host_bytes, config.disk_bytes}) {
+  for (const std::int64_t bytes : {config.device_bytes, config.host_bytes, config.disk_bytes,
+                                   config.max_device_bytes, config.max_host_bytes}) {
     if (bytes <= kMostTierBytes) continue;
     return make_error(ErrorCode::kInvalidArgument, "a tier of {} bytes; {} is the most", bytes,
                       kMostTierBytes);

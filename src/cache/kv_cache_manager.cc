@@ -28,6 +28,11 @@ Result<std::unique_ptr<KvCacheManager>> KvCacheManager::create(device::Device& d
 Result<void> KvCacheManager::clear_reusable_blocks() { return core_->clear_reusable_blocks(); }
 Result<void> KvCacheManager::shutdown() { return core_->shutdown(); }
 
+Result<void> KvCacheManager::set_quota(storage::Tier tier, std::int64_t bytes) {
+  return core_->set_quota(tier, bytes);
+}
+std::int64_t KvCacheManager::quota(storage::Tier tier) const { return core_->quota(tier); }
+
 Result<Sequence> KvCacheManager::create_sequence(const SequenceOptions& options) {
   SLACKWATER_ASSIGN_OR_RETURN(SequenceState* const state, core_->create_sequence(options));
   return Sequence(core_.get(), state);

@@ -74,6 +74,7 @@ class KvCacheManagerModel {
     kClear,
     kTable,
     kTakeTurns,
+    kQuota,
     kNumOperations
   };
 
@@ -100,16 +101,6 @@ class KvCacheManagerModel {
 
   std::uint64_t below(std::uint64_t end) { return random_() % end; }
 
-  LayerKind random_kind() {
-    switch (below(3)) {
-      case 0: return FullAttention();
-      case 1: return Recurrent();
-      default:
-        return SlidingWindow{1 + static_cast<std::int64_t>(below(12)),
-                             static_cast<std::int64_t>(below(4))};
-    }
-  }
-
   void start(std::uint64_t seed) {
     device::SimOptions sim;
     sim.seed = seed;
@@ -127,7 +118,7 @@ class KvCacheManagerModel {
     for (std::size_t i = 0; i < num_layers; ++i) {
       LayerConfig layer;
       layer.layer = static_cast<std::int32_t>(i);
-      layer.kind = i == 0 && below(4) != 0 ? LayerKind(FullAttention()) : random_kind();
+      layer.kind = i == 0 && below(4) != 0 ? LayerKind(FullAttention()) : random_kind(random_);
       layer.buffers = {{"digest", kPageBytes << below(2)}};
       if (below(4) == 0) layer.group_tag = "draft";
       config.layers.push_back(std::move(layer));
@@ -138,6 +129,8 @@ class KvCacheManagerModel {
         min_quotas(config)->device_bytes + static_cast<std::int64_t>(below(32) << 13);
     if (below(4) != 0) config.host_bytes = 1 << 14 << below(4);
     if (below(3) == 0) config.disk_bytes = 1 << 16;
+    config.max_device_bytes = config.device_bytes + (1 << 16);
+    config.max_host_bytes = config.host_bytes + (1 << 16);
     config.disk.directory = directory_;
     config.disk.segment_bytes = 1 << 15;
     config.disk_io = std::make_unique<storage::FaultDiskIo>(
@@ -190,6 +183,7 @@ class KvCacheManagerModel {
       case kClear: return clear();
       case kTable: return table();
       case kTakeTurns: return take_turns();
+      case kQuota: return change_quota();
       default: return;
     }
   }
@@ -296,13 +290,56 @@ class KvCacheManagerModel {
     relieve(*model);
   }
 
-  // Whoever has run once can run again, whatever the others hold: first in, first out.
-  void take_turns() {
-    if (!guarantees_suspend_ || below(4) != 0) return;
+  void suspend_all() {
     for (Model& model : models_) {
       if (model.sequence.status() != SequenceStatus::kActive) continue;
       ASSERT_TRUE(model.sequence.suspend().has_value());
     }
+  }
+
+  std::vector<std::int32_t> all_room() const {
+    std::vector<std::int32_t> all;
+    for (const LayerGroupDesc& group : manager_->layer_groups().groups()) {
+      for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kDisk}) {
+        const TierRoom room = manager_->room(tier, group.id);
+        all.insert(all.end(), {room.total, room.free, room.evictable});
+      }
+    }
+    return all;
+  }
+
+  // A tier gets more or fewer bytes; what is refused changes nothing.
+  void change_quota() {
+    if (below(3) != 0) return;
+    const Tier tier = static_cast<Tier>(below(3));
+    const std::int64_t before = manager_->quota(tier);
+    const std::int64_t bytes = before / 2 + static_cast<std::int64_t>(below(1 << 16));
+    const bool is_active = random_sequence(SequenceStatus::kActive) != nullptr;
+    if (is_active && before > 0) {
+      ASSERT_EQ(manager_->set_quota(tier, before).error().code(), ErrorCode::kFailedPrecondition);
+    }
+    suspend_all();
+    while (!failing_.empty()) learn_of_failures();
+    const std::vector<std::int32_t> room = all_room();
+    const auto changed = manager_->set_quota(tier, bytes);
+    if (changed.has_value()) {
+      ++tally_.quotas;
+      ASSERT_GE(manager_->quota(tier), bytes);
+      // It may be too small now for whoever has run.
+      for (Model& model : models_) model.was_resumed = false;
+      return;
+    }
+    ASSERT_TRUE(changed.error().code() != ErrorCode::kUnavailable || num_faults_ > 0)
+        << changed.error().text();
+    if (num_faults_ > 0) return;
+    ASSERT_EQ(manager_->quota(tier), before);
+    ASSERT_EQ(all_room(), room) << changed.error().text();
+  }
+
+  // Whoever has run once can run again, whatever the others hold: first in, first out.
+  void take_turns() {
+    if (!guarantees_suspend_ || below(4) != 0) return;
+    suspend_all();
     for (Model& model : models_) {
       if (!model.was_resumed) continue;
       const auto resumed = model.sequence.resume(engine_->stream());
@@ -654,6 +691,7 @@ TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
   EXPECT_GT(sum.refused, 0);
   EXPECT_GT(sum.tokens_reused, 0);
   EXPECT_GT(sum.turns, 0);
+  EXPECT_GT(sum.quotas, 0);
 }
 
 }  // namespace

@@ -109,8 +109,8 @@ std::vector<std::int64_t> typical_slots(const KvCacheConfig& config, const Layer
   return slots;
 }
 
-// What the guarantee asks of the host: what the constraints need, beside the slots over which pages
-// change places.
+// On the host. Only the guarantee asks for what the constraints need, beside the slots over which
+// pages change places.
 std::vector<std::int64_t> min_host_slots_of(const KvCacheConfig& config,
                                             std::span<const std::int64_t> min_slots) {
   std::vector<std::int64_t> slots(min_slots.size());

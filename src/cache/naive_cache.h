@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <random>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "slackwater/cache/layer_kind.h"
 #include "slackwater/cache/prefix_digest.h"
 #include "slackwater/cache/token_digests.h"
 
@@ -56,6 +58,7 @@ struct Tally {
   std::int64_t snapshots = 0;
   std::int64_t faults = 0;
   std::int64_t turns = 0;
+  std::int64_t quotas = 0;
 
   void add(const Tally& other) {
     steps_judged += other.steps_judged;
@@ -69,8 +72,19 @@ struct Tally {
     snapshots += other.snapshots;
     faults += other.faults;
     turns += other.turns;
+    quotas += other.quotas;
   }
 };
+
+inline LayerKind random_kind(std::mt19937_64& random) {
+  switch (random() % 3) {
+    case 0: return FullAttention();
+    case 1: return Recurrent();
+    default:
+      return SlidingWindow{1 + static_cast<std::int64_t>(random() % 12),
+                           static_cast<std::int64_t>(random() % 4)};
+  }
+}
 
 }  // namespace slackwater::cache
 

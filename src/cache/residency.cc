@@ -12,13 +12,6 @@ namespace slackwater::cache {
 namespace {
 
 constexpr std::array<Tier, kNumTiers> kTiers = {Tier::kDevice, Tier::kHost, Tier::kDisk};
-constexpr std::size_t kNoSwap = static_cast<std::size_t>(-1);
-
-// What is wanted may be more than there can be slots at all.
-void add_slots(std::int32_t& sum, std::int32_t more) {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  sum = static_cast<std::int32_t>(std::min(kMost, std::int64_t{sum} + more));
-}
 
 void raise_end(PageRun& run, Tier tier, std::size_t index) {
   std::uint32_t& end = run.end_on[index_of(tier)];
@@ -28,6 +21,12 @@ void raise_end(PageRun& run, Tier tier, std::size_t index) {
 std::int32_t is_pinned(const Pins& pins) { return pins == Pins() ? 0 : 1; }
 
 }  // namespace
+
+// What is wanted may be more than there can be slots at all.
+void Residency::add_slots(std::int32_t& sum, std::int32_t more) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  sum = static_cast<std::int32_t>(std::min(kMost, std::int64_t{sum} + more));
+}
 
 Residency::Residency(storage::TieredStore& store, std::size_t num_groups, RunOwners& owners,
                      bool guarantees_suspend)
@@ -47,14 +46,14 @@ Residency::Residency(storage::TieredStore& store, std::size_t num_groups, RunOwn
   num_pinned_.resize(store.num_pool_groups(Tier::kHost));
   swap_slots_.resize(num_pinned_.size());
   disk_swap_slots_.resize(store.num_pool_groups(Tier::kDisk));
-  if (store.has_tier(Tier::kHost)) {
-    reserve_swap_slots();
-  } else if (store.has_tier(Tier::kDisk)) {
-    for (std::size_t g = 0; g < num_groups; ++g) {
-      const LayerGroupId group(static_cast<std::int32_t>(g));
-      disk_swap_slots_[pool_of(Tier::kDisk, group)] =
-          std::min(kSwapSlots, store.pool_stats(Tier::kDisk, group).num_slots / 2);
-    }
+  tier_has_changed();
+}
+
+void Residency::count_disk_swap_slots() {
+  for (std::size_t g = 0; g < pool_of_[0].size(); ++g) {
+    const LayerGroupId group(static_cast<std::int32_t>(g));
+    disk_swap_slots_[pool_of(Tier::kDisk, group)] =
+        std::min(kSwapSlots, store_.pool_stats(Tier::kDisk, group).num_slots / 2);
   }
 }
 
@@ -336,11 +335,16 @@ Result<void> Residency::plan(std::span<const std::int32_t> needed,
     }
     pick(Tier::kDevice, pool, missing);
   }
-  std::vector<Victim>& leaving = victims_[index_of(Tier::kDevice)];
-  if (leaving.empty() || last_tier_ == Tier::kDevice) return {};
+  return plan_below(Tier::kDevice, leaving_host, leaving_disk);
+}
+
+// Where the victims of a tier go, and for whom.
+Result<void> Residency::plan_below(Tier from, std::span<const std::int32_t> leaving_host,
+                                   std::span<const std::int32_t> leaving_disk) {
+  if (victims_[index_of(from)].empty() || last_tier_ == from) return {};
   std::vector<Victim*> arriving;
-  for (Victim& victim : leaving) arriving.push_back(&victim);
-  for (std::optional<Tier> tier = colder(Tier::kDevice); tier.has_value(); tier = colder(*tier)) {
+  for (Victim& victim : victims_[index_of(from)]) arriving.push_back(&victim);
+  for (std::optional<Tier> tier = colder(from); tier.has_value(); tier = colder(*tier)) {
     SLACKWATER_RETURN_IF_ERROR(
         plan_tier(*tier, arriving, *tier == Tier::kHost ? leaving_host : leaving_disk));
   }
@@ -487,98 +491,6 @@ Result<void> Residency::move_victims(Tier from, Tier to) {
   return migrate(std::move(moving), from, to, kNoSwap);
 }
 
-// As many of the victims as there is room for now.
-Result<std::int32_t> Residency::move_some_victims(Tier from, Tier to, bool uses_swap_slots) {
-  std::int32_t count = 0;
-  for (std::size_t pool = 0; pool < queues_[index_of(to)].size(); ++pool) {
-    std::int32_t room = room_on(to, pool);
-    if (uses_swap_slots) {
-      room = to == Tier::kHost ? swap_slots_[pool].num_pages() : store_.num_usable(to, pool);
-    }
-    std::vector<Victim> moving;
-    for (Victim& victim : victims_[index_of(from)]) {
-      if (room == 0) break;
-      if (victim.is_done || victim.to != to || !store_.is_alive(victim.page)) continue;
-      if (pool_of(to, LayerGroupId(victim.key.group)) != pool) continue;
-      victim.is_done = true;
-      moving.push_back(victim);
-      --room;
-    }
-    count += static_cast<std::int32_t>(moving.size());
-    SLACKWATER_RETURN_IF_ERROR(migrate(std::move(moving), from, to,
-                                       uses_swap_slots && to == Tier::kHost ? pool : kNoSwap));
-  }
-  return count;
-}
-
-// As many of the pages as the device has room for now; they leave the list.
-Result<std::int32_t> Residency::bring_some(std::vector<PageRef>& pages) {
-  std::vector<std::int32_t> room;
-  for (std::size_t pool = 0; pool < queues_[index_of(Tier::kDevice)].size(); ++pool) {
-    room.push_back(store_.num_usable(Tier::kDevice, pool));
-  }
-  std::vector<PageRef> later;
-  std::vector<PageRef> now;
-  for (const PageRef& ref : pages) {
-    std::int32_t& left = room[pool_of(Tier::kDevice, LayerGroupId(ref.key.group))];
-    (left > 0 ? now : later).push_back(ref);
-    if (left > 0) --left;
-  }
-  moving_.clear();
-  std::vector<Tier> from;
-  for (const PageRef& ref : now) {
-    moving_.push_back(ref.page);
-    from.push_back(store_.tier(moving_.back()));
-  }
-  SLACKWATER_RETURN_IF_ERROR(store_.migrate(moving_, Tier::kDevice));
-  for (std::size_t i = 0; i < now.size(); ++i) {
-    PageRun& run = *owners_.find_run(now[i].key);
-    moved(now[i].key, run, find_page(run, now[i].page, now[i].index), from[i], Tier::kDevice);
-  }
-  pages = std::move(later);
-  return static_cast<std::int32_t>(now.size());
-}
-
-// The slots over which pages change places are kept for the next one, however this one ends.
-Result<void> Residency::change_places(std::vector<PageRef> pages) {
-  const Result<void> changed = change_some_places(std::move(pages));
-  if (store_.has_tier(Tier::kHost)) reserve_swap_slots();
-  return changed;
-}
-
-// Pages and victims change places, a few at a time. Each turn empties slots that the next fills.
-Result<void> Residency::change_some_places(std::vector<PageRef> pages) {
-  const Tier below = store_.has_tier(Tier::kHost) ? Tier::kHost : Tier::kDisk;
-  for (const Tier tier : {Tier::kDisk, Tier::kHost, Tier::kDevice}) drop_victims(tier);
-  const auto is_left = [&] {
-    return !pages.empty() ||
-           std::any_of(victims_.begin(), victims_.end(), [&](const auto& victims) {
-             return std::any_of(victims.begin(), victims.end(), [&](const Victim& victim) {
-               return !victim.is_done && store_.is_alive(victim.page);
-             });
-           });
-  };
-  while (is_left()) {
-    std::int32_t count = 0;
-    constexpr std::array<std::pair<Tier, Tier>, 3> kWays = {std::pair{Tier::kHost, Tier::kDisk},
-                                                            std::pair{Tier::kDevice, Tier::kDisk},
-                                                            std::pair{Tier::kDevice, Tier::kHost}};
-    for (const auto& [from, to] : kWays) {
-      SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t moved_now, move_some_victims(from, to, false));
-      count += moved_now;
-    }
-    SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t swapped,
-                                move_some_victims(Tier::kDevice, below, true));
-    SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t brought, bring_some(pages));
-    if (below == Tier::kHost) reserve_swap_slots();
-    if (count + swapped + brought == 0) {
-      return make_error(ErrorCode::kResourceExhausted,
-                        "{} pages cannot change places with what lies on the device", pages.size());
-    }
-  }
-  return {};
-}
-
 void Residency::moved(const RunKey& key, PageRun& run, std::size_t index, Tier from, Tier to) {
   const Pins& pins = run.pins_of(index);
   raise_end(run, to, index);
@@ -599,32 +511,6 @@ Result<void> Residency::make_room(std::span<const std::int32_t> needed) {
   if (has_room) return {};
   SLACKWATER_RETURN_IF_ERROR(plan(slots, {}, {}));
   return apply();
-}
-
-Result<void> Residency::recall(std::span<const PageRef> pages,
-                               std::span<const std::int32_t> needed) {
-  SLACKWATER_RETURN_IF_ERROR(check_guarantee(needed));
-  const std::span<std::int32_t> slots = device_slots(needed);
-  std::vector<std::int32_t> leaving_host(queues_[index_of(Tier::kHost)].size());
-  std::vector<std::int32_t> leaving_disk(queues_[index_of(Tier::kDisk)].size());
-  for (const PageRef& ref : pages) {
-    const LayerGroupId group(ref.key.group);
-    add_slots(slots[pool_of(Tier::kDevice, group)], 1);
-    const Tier tier = store_.tier(ref.page);
-    ++(tier == Tier::kHost ? leaving_host : leaving_disk)[pool_of(tier, group)];
-  }
-  std::vector<PageRef> coming(pages.begin(), pages.end());
-  const Result<void> plain = plan(slots, {}, {});
-  if (!plain.has_value() && SLACKWATER_MUTANT(resume_cannot_change_places)) return plain;
-  if (!plain.has_value()) SLACKWATER_RETURN_IF_ERROR(plan(slots, leaving_host, leaving_disk));
-  attempt_stands();
-  if (plain.has_value()) {
-    SLACKWATER_RETURN_IF_ERROR(apply());
-    SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t brought, bring_some(coming));
-    SLACKWATER_CHECK(coming.empty(), "{} of {} pages found room", brought, pages.size());
-    return {};
-  }
-  return change_places(std::move(coming));
 }
 
 void Residency::audit_run(const RunKey& key, const PageRun& run) const {

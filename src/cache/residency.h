@@ -115,6 +115,14 @@ class Residency {
   };
   Result<void> recall(std::span<const PageRef> pages, std::span<const std::int32_t> needed);
 
+  // Pages leave a tier until no more lie there than `num_slots` [pool groups]; none is locked.
+  Result<void> vacate(Tier tier, std::span<const std::int64_t> num_slots);
+  // Whether what is pinned would still fit a host of so many slots, where that is guaranteed.
+  Result<void> check_fits(Tier tier, std::span<const std::int64_t> num_slots) const;
+  // Slots of a tier come or go in between.
+  void tier_will_change(Tier tier);
+  void tier_has_changed();
+
   std::int32_t num_evictable(Tier tier, std::size_t pool) const {
     return evictable_[index_of(tier)][pool];
   }
@@ -160,6 +168,10 @@ class Residency {
   Result<void> plan(std::span<const std::int32_t> needed,
                     std::span<const std::int32_t> leaving_host,
                     std::span<const std::int32_t> leaving_disk);
+  Result<void> plan_below(Tier from, std::span<const std::int32_t> leaving_host,
+                          std::span<const std::int32_t> leaving_disk);
+  std::int64_t num_occupied(Tier tier, std::size_t pool) const;
+  void count_disk_swap_slots();
   Result<void> plan_tier(Tier tier, std::vector<Victim*>& arriving,
                          std::span<const std::int32_t> leaving);
   Result<void> apply();
@@ -167,6 +179,9 @@ class Residency {
   Result<void> move_victims(Tier from, Tier to);
   Result<std::int32_t> move_some_victims(Tier from, Tier to, bool uses_swap_slots);
   Result<std::int32_t> bring_some(std::vector<PageRef>& pages);
+  static constexpr std::size_t kNoSwap = static_cast<std::size_t>(-1);
+
+  static void add_slots(std::int32_t& sum, std::int32_t more);
   std::int32_t room_on(Tier tier, std::size_t pool) const;
   Result<void> change_places(std::vector<PageRef> pages);
   Result<void> change_some_places(std::vector<PageRef> pages);

@@ -96,6 +96,11 @@ Result<std::vector<std::int64_t>> TieredStore::solve(Tier tier, std::int64_t quo
 }
 
 Result<void> TieredStore::set_quota(Tier tier, std::int64_t bytes) {
+  SLACKWATER_RETURN_IF_ERROR(plan_quota(tier, bytes));
+  return resize(tier, bytes, ratios());
+}
+
+Result<std::vector<std::int64_t>> TieredStore::plan_quota(Tier tier, std::int64_t bytes) const {
   const TierState& state = tiers_[static_cast<std::size_t>(tier)];
   if (!has_tier(tier) || bytes <= 0) {
     return make_error(ErrorCode::kFailedPrecondition,
@@ -109,7 +114,14 @@ Result<void> TieredStore::set_quota(Tier tier, std::int64_t bytes) {
                       "a quota of {} bytes for the {} tier; the store was made for at most {}",
                       bytes, to_string(tier), most);
   }
-  return resize(tier, bytes, ratios());
+  return solve(tier, raised_quota(tier, bytes, ratios()), ratios());
+}
+
+// Whole grains, and what the floors cost.
+std::int64_t TieredStore::raised_quota(Tier tier, std::int64_t asked,
+                                       std::span<const double> ratios) const {
+  const std::int64_t grain = tiers_[static_cast<std::size_t>(tier)].grain;
+  return std::max(round_up(asked, grain), min_quota_bytes(demands(tier, ratios), grain));
 }
 
 Result<void> TieredStore::set_ratios(std::span<const double> ratios) {
@@ -132,9 +144,7 @@ Result<void> TieredStore::set_ratios(std::span<const double> ratios) {
 // Losers first, so that the tier is never larger than both quotas.
 Result<void> TieredStore::resize(Tier tier, std::int64_t asked, std::span<const double> ratios) {
   TierState& state = tiers_[static_cast<std::size_t>(tier)];
-  // Raised to what the floors cost.
-  const std::int64_t floor = min_quota_bytes(demands(tier, ratios), state.grain);
-  const std::int64_t quota = std::max(round_up(asked, state.grain), floor);
+  const std::int64_t quota = raised_quota(tier, asked, ratios);
   SLACKWATER_ASSIGN_OR_RETURN(const std::vector<std::int64_t> slots, solve(tier, quota, ratios));
   for (std::size_t g = 0; g < slots.size(); ++g) {
     const std::int32_t reserved = tier == Tier::kHost ? reserved_[g] : 0;

@@ -80,6 +80,9 @@ struct KvCacheConfig {
   std::int64_t device_bytes = 0;
   std::int64_t host_bytes = 0;
   std::int64_t disk_bytes = 0;
+  // The most that set_quota() can give later: address space is kept for it. 0: as above.
+  std::int64_t max_device_bytes = 0;
+  std::int64_t max_host_bytes = 0;
   storage::DiskTierOptions disk;                  // where, and how long it may take
   std::unique_ptr<storage::DiskIo> disk_io;       // null: the best there is
   std::shared_ptr<storage::ColdPageCodec> codec;  // null: concatenation

@@ -59,6 +59,14 @@ class KvCacheManager {
   // open; again: nothing. The memory goes with the manager.
   Result<void> shutdown();
 
+  // Gives a tier more or fewer bytes, whole grains of them, while sequences are suspended: what no
+  // longer fits goes to colder tiers or is dropped, what somebody holds is kept. Waits for the
+  // pages that move. kFailedPrecondition while a sequence is active, or for a tier that is not
+  // there; kInvalidArgument below what the floors need, kOutOfRange above the most that was
+  // configured, kResourceExhausted where more is held than would fit: nothing has changed then.
+  Result<void> set_quota(storage::Tier tier, std::int64_t bytes);
+  std::int64_t quota(storage::Tier tier) const;  // bytes; 0 for a tier that is not there
+
   // A suspended sequence that holds what of its prompt is known.
   Result<Sequence> create_sequence(const SequenceOptions& options);
 

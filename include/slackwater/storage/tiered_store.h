@@ -187,24 +187,23 @@ class TieredStore {
   // The page of an earlier process on this directory, if it is there and its header matches.
   std::optional<PageId> adopt(const Certificate& certificate);
 
-  // Changes a tier's quota: pools that lose shrink first, then the others grow. Occupied slots
-  // move out of the way. kResourceExhausted where more slots are occupied than would be left, or
-  // reserved; nothing has changed then. Where memory to grow is refused, that error, and the tier
-  // has what it got. Waits for the pages that move, and makes and removes files.
+  // Changes a tier's quota: pools that lose shrink first, then the others grow; occupied slots move
+  // out of the way, and are waited for. kResourceExhausted where more are occupied or reserved than
+  // would be left; nothing has changed then. Where memory is refused, the tier has what it got.
   Result<void> set_quota(Tier tier, std::int64_t bytes);
-  // The same quotas with other shares, one per layer group, tier by tier.
-  Result<void> set_ratios(std::span<const double> ratios);
+  // The slots of each pool group that it would give, whatever is occupied.
+  Result<std::vector<std::int64_t>> plan_quota(Tier tier, std::int64_t bytes) const;
+  Result<void> set_ratios(std::span<const double> ratios);  // shares of the same quotas
   std::int64_t quota(Tier tier) const { return tiers_[static_cast<std::size_t>(tier)].quota; }
 
   // Kernels' view of one buffer of a layer group's pages on the device.
   PageTable view(LayerGroupId group, std::size_t buffer, std::int32_t tokens_per_block) const;
-  // The bytes of a page in one pool, on the device or the host. For tests and the host's own use.
+  // The bytes of a page in one pool, on the device or the host.
   std::span<std::byte> bytes(PageId page, std::size_t pool = 0) const;
 
   PoolStats pool_stats(Tier tier, LayerGroupId group) const;
-  // Layer groups that compete for the same slots of a tier have the same pool group there.
   std::size_t num_pool_groups(Tier tier) const;
-  std::size_t pool_group(Tier tier, LayerGroupId group) const;
+  std::size_t pool_group(Tier tier, LayerGroupId group) const;  // who competes shares one
   // Free slots of a pool group that are not reserved.
   std::int32_t num_usable(Tier tier, std::size_t pool_group) const;
   bool has_tier(Tier tier) const { return quota(tier) > 0; }
@@ -256,6 +255,7 @@ class TieredStore {
                                           std::span<const double> ratios) const;
   std::vector<GroupDemand> demands(Tier tier, std::span<const double> ratios) const;
   std::vector<double> ratios() const;
+  std::int64_t raised_quota(Tier tier, std::int64_t asked, std::span<const double> ratios) const;
   Result<void> resize(Tier tier, std::int64_t quota, std::span<const double> ratios);
   Result<void> resize_group(Tier tier, std::size_t group, std::int32_t num_slots);
   std::int32_t min_slots_left(Tier tier, std::size_t group) const;
@@ -304,8 +304,8 @@ class TieredStore {
   std::vector<std::int32_t> reserved_;  // [pool groups off the device], slots on the host
 
   std::vector<Page> pages_;
+  static constexpr std::uint32_t kNoPage = 0xFFFFFFFF;
   std::uint32_t first_free_ = kNoPage;
-  static constexpr std::uint32_t kNoPage = std::numeric_limits<std::uint32_t>::max();
   std::array<std::int64_t, kNumTiers> num_pages_ = {};
   std::int64_t pages_moved_ = 0;
   std::int64_t bytes_moved_ = 0;
