@@ -135,6 +135,21 @@ TEST_F(EvictionTest, TheLowestPriorityFallsFarthest) {
   EXPECT_EQ(tiers_of(0, 7), "h--hdddd");
 }
 
+// Of many that leave at once, the dearest get what room there is.
+TEST_F(EvictionTest, TheDearestOfManyGetTheRoom) {
+  open(4);
+  run(0, 10);
+  run(1, 90);
+  run(2, 50);
+  run(3, 60);
+  SequenceState& large = create(9, 100);
+  ASSERT_TRUE(core_->resume(large, *stream_).has_value());
+  ASSERT_TRUE(core_->resize(large, 4 * kBlock, std::nullopt).has_value());
+  core_->close(large);
+  core_->store().synchronize();
+  EXPECT_EQ(tiers_of(0, 3), "-h-h");
+}
+
 // What somebody holds is never dropped, whatever its priority: others are.
 TEST_F(EvictionTest, HeldPagesTakeTheRoomOfOthers) {
   open(4);
