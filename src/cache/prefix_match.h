@@ -41,8 +41,8 @@ struct PrefixMatch {
 //   I1  reused <= attention <= content <= lookup.
 // Threads: reads the tree only; any number at a time.
 // Errors: none.
-// Cost: comparing tokens at memory speed, one hash of a block per node; where less is served than is
-// known, also one look-up per token of a block for each node of the path.
+// Cost: comparing tokens at memory speed, one hash of a block per node; where less is served than
+// is known, also one look-up per token of a block for each node of the path.
 class PrefixMatcher {
  public:
   struct Options {
