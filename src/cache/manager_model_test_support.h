@@ -1,0 +1,166 @@
+#ifndef SLACKWATER_CACHE_MANAGER_MODEL_TEST_SUPPORT_H_
+#define SLACKWATER_CACHE_MANAGER_MODEL_TEST_SUPPORT_H_
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "cache/naive_cache.h"
+#include "slackwater/cache/kv_cache_manager.h"
+#include "slackwater/device/sim_device.h"
+#include "testing/fake_engine.h"
+#include "testing/operations.h"
+
+namespace slackwater::cache {
+
+// Random operations on a KvCacheManager over a device and a disk that fail, and on a naive one:
+// manager_model_test_support.cc (sequences), manager_model_rooms_test_support.cc (whatever concerns
+// everybody).
+class KvCacheManagerModel {
+ public:
+  const Tally& tally() const { return tally_; }
+
+  KvCacheManagerModel(std::uint64_t seed, const std::filesystem::path& directory)
+      : random_(seed), weights_(random_, {kCreate, kResume, kStep}), directory_(directory) {
+    start(seed);
+  }
+
+  void run(std::int64_t num_operations, std::int64_t done_before) {
+    const auto every = static_cast<std::int64_t>(audit_every());
+    for (std::int64_t i = 0; i < num_operations && !testing::Test::HasFailure(); ++i) {
+      SCOPED_TRACE(testing::Message() << "after " << done_before + i << " operations");
+      step();
+      check_steps(false);
+      if (i % every == 0) manager_->audit();
+    }
+    if (!testing::Test::HasFailure()) finish();
+  }
+
+ private:
+  enum Operation : std::size_t {
+    kCreate,
+    kResume,
+    kSuspend,
+    kStep,
+    kGrow,
+    kShrink,
+    kStop,
+    kEnd,
+    kClose,
+    kReserve,
+    kCancel,
+    kProbe,
+    kRunDevice,
+    kClear,
+    kTable,
+    kTakeTurns,
+    kQuota,
+    kNumOperations
+  };
+
+  struct Model {
+    std::vector<SlotId> table;  // outlives the sequence
+    Sequence sequence;
+    std::vector<TokenId> tokens;  // what it has computed, and will
+    ReuseScope scope;
+    bool is_stopped = false;
+    bool was_resumed = false;
+    device::Event arrived;
+  };
+  // A step whose reads are to be judged once it has run.
+  struct Step {
+    device::Event done;
+    device::Event arrived;
+    FakeEngine::Counter mismatches;
+  };
+
+  static std::uint64_t audit_every() {
+    const char* const chosen = std::getenv("SLACKWATER_AUDIT_EVERY");
+    return chosen == nullptr ? 1 : std::stoull(chosen);
+  }
+
+  std::uint64_t below(std::uint64_t end) { return random_() % end; }
+
+  void start(std::uint64_t seed);
+  void step();
+  std::vector<TokenId> random_tokens(std::uint64_t most);
+  Model* random_sequence(std::optional<SequenceStatus> status = std::nullopt);
+  void create();
+
+  void check_match(const ReuseScope& scope, std::span<const TokenId> tokens,
+                   const MatchDepths& match);
+
+  // What must not change when a call is refused.
+  struct Before {
+    std::int64_t committed, history, capacity;
+    SequenceStatus status;
+    std::vector<std::vector<SlotId>> slots;
+    friend bool operator==(const Before&, const Before&) = default;
+  };
+  Before look_at(const Model& model) const;
+  void expect_refused(const Error& error, const Model& model, const Before& before);
+  void resume();
+  void suspend_all();
+
+  std::vector<std::int32_t> all_room() const;
+
+  void change_quota();
+  void take_turns();
+  void relieve(Model& refused);
+  void suspend();
+  void compute();
+  void fail_later(Model& model, std::span<const TokenId> tokens);
+  void learn_of_failures();
+  void commit(Model& model, std::span<const TokenId> tokens, const device::Event& done);
+  void grow();
+  void shrink();
+  void stop();
+  void end();
+  void close();
+  void drop(Model& model);
+  void reserve();
+  void cancel();
+  void probe();
+  void run_device();
+  void clear();
+  void expect_empty();
+  void table();
+  void fit_table(Model& model, std::int64_t capacity);
+  void check_table(const Model& model) const;
+  void check_steps(bool all);
+  void finish();
+
+  std::mt19937_64 random_;
+  OperationWeights<kNumOperations> weights_;
+  const std::filesystem::path directory_;
+  std::uint64_t copy_fault_permille_ = 0;
+  std::uint64_t disk_fault_permille_ = 0;
+  std::int64_t num_faults_ = 0;
+  std::int64_t num_runs_ = 0;
+  bool has_priorities_ = false;
+  bool guarantees_suspend_ = false;
+  CommitPolicy policy_ = CommitPolicy::kEveryBlock;
+
+  std::unique_ptr<device::SimDevice> device_;
+  std::unique_ptr<KvCacheManager> manager_;
+  std::unique_ptr<FakeEngine> engine_;
+  std::array<TokenId, 16> images_ = {};  // tokens that stand for digests
+  NaiveCache naive_;
+  std::vector<Model> models_;
+  std::vector<Step> steps_;
+  std::vector<device::EventSource> failing_;
+  std::uint64_t next_request_ = 1;
+  Tally tally_;
+};
+
+}  // namespace slackwater::cache
+
+#endif  // SLACKWATER_CACHE_MANAGER_MODEL_TEST_SUPPORT_H_
