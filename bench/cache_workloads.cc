@@ -2,7 +2,7 @@
 // measured on: what one step, one prompt, one eviction cost besides the model.
 //
 //   slackwater_cache_workloads [--smoke] [--only NAME] [--tokens-per-block P] [--pages N]
-//       [--repetitions R]
+//       [--repetitions R] [--log FILE]
 //
 // One JSON object per line: medians over repetitions of medians, and the 99th percentile over all
 // samples. Pages are tiny, so that only bookkeeping is measured; there is no host tier.
@@ -28,6 +28,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -55,6 +56,7 @@ constexpr std::int64_t kPromptTokens = 2048;
 struct Options {
   bool is_smoke = false;
   std::string only;
+  std::string log;  // every call is written there; empty: no log
   std::int32_t tokens_per_block = 16;
   std::int64_t num_pages = 100'000;
   int repetitions = 7;
@@ -177,6 +179,8 @@ class Bench {
     config.layers[1].kind = Recurrent();
     config.layers[1].buffers = {{"state", kStateBytes}};
     config.grain_bytes = 4096;
+    if (!options.log.empty()) std::filesystem::remove(options.log);
+    config.operation_log.path = options.log;
     const std::int64_t page_bytes = (num_pages * kPageBytes + 4095) / 4096 * 4096;
     const std::int64_t state_bytes = (num_states * kStateBytes + 4095) / 4096 * 4096;
     config.device_bytes = page_bytes + state_bytes;
@@ -490,6 +494,8 @@ Options parse(int argc, char** argv) {
       options.repetitions = 1;
     } else if (argument == "--only" && has_value) {
       options.only = argv[++i];
+    } else if (argument == "--log" && has_value) {
+      options.log = argv[++i];
     } else if (argument == "--tokens-per-block" && has_value) {
       options.tokens_per_block = std::atoi(argv[++i]);
     } else if (argument == "--repetitions" && has_value) {

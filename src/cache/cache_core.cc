@@ -1,9 +1,12 @@
 #include "cache/cache_core.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cstring>
 #include <utility>
 
+#include "cache/log_config.h"
 #include "slackwater/base/check.h"
 
 namespace slackwater::cache {
@@ -47,8 +50,63 @@ CacheCore::~CacheCore() {
 Result<std::unique_ptr<CacheCore>> CacheCore::create(device::Device& device, KvCacheConfig config) {
   SLACKWATER_RETURN_IF_ERROR(validate(config));
   std::unique_ptr<CacheCore> core(new CacheCore(std::move(config)));
-  SLACKWATER_RETURN_IF_ERROR(core->open(device));
-  return core;
+  SLACKWATER_RETURN_IF_ERROR(core->open_log());
+  const Result<void> opened = core->logged([](LogWriter& log) { log.start(LoggedKind::kOpen, 0); },
+                                           [&] { return core->open(device); });
+  if (opened.has_value()) return core;
+  if (core->log_ != nullptr) core->log_->discard();
+  return tl::unexpected<Error>(opened.error());
+}
+
+Result<void> CacheCore::open_log() {
+  if (config_.operation_log.path.empty()) return {};
+  SLACKWATER_ASSIGN_OR_RETURN(log_, LogWriter::create(config_.operation_log, log_config(config_)));
+  digests_.tell([this](TokenId token, const Sha256Digest& digest) {
+    std::array<std::uint64_t, 4> words = {};
+    std::memcpy(words.data(), digest.data(), digest.size());
+    log_->record(
+        [&](LogWriter& log) {
+          log.start(LoggedKind::kTokenDigest, 0, static_cast<std::uint32_t>(token), words[0],
+                    words[1], words[2], words[3]);
+        },
+        [] {});
+  });
+  return {};
+}
+
+// Of a scope: which parts of it there are, and those.
+void CacheCore::start_create(LogWriter& log, const SequenceOptions& options) const {
+  const ReuseScope& scope = options.scope;
+  log.start_with(options.tokens, LoggedKind::kCreate, next_number_,
+                 std::uint64_t{scope.adapter.has_value()} |
+                     std::uint64_t{scope.salt.has_value()} << 1 |
+                     std::uint64_t{options.priority != nullptr} << 2,
+                 options.tokens.size(), options.request.value(), scope.adapter.value_or(0),
+                 scope.salt.value_or(0));
+}
+
+// The lengths as differences in one word, where they fit it.
+void CacheCore::start_resize(LogWriter& log, const SequenceState& sequence,
+                             std::optional<std::int64_t> new_capacity,
+                             std::optional<std::int64_t> new_history) {
+  const std::int64_t capacity = new_capacity.value_or(sequence.capacity);
+  const std::int64_t history = new_history.value_or(sequence.history);
+  const std::int64_t more = capacity - sequence.capacity;
+  const std::int64_t done = history - sequence.history;
+  if (static_cast<std::int32_t>(more) == more && static_cast<std::int32_t>(done) == done) {
+    log.start(LoggedKind::kResize, sequence.number,
+              static_cast<std::uint64_t>(more) << 32 | static_cast<std::uint32_t>(done));
+  } else {
+    log.start(LoggedKind::kResize, sequence.number, static_cast<std::uint64_t>(capacity),
+              static_cast<std::uint64_t>(history));
+  }
+}
+
+void CacheCore::start_commit(LogWriter& log, const SequenceState& sequence,
+                             std::span<const TokenId> tokens, const CommitOptions& options) {
+  log.start_with(tokens, LoggedKind::kCommit, sequence.number,
+                 log.number_of(options.written) << kWrittenShift | tokens.size() << 1 |
+                     std::uint64_t{options.is_end});
 }
 
 Result<void> CacheCore::open(device::Device& device) {

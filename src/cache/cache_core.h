@@ -13,6 +13,7 @@
 
 #include "cache/block_tree.h"
 #include "cache/kinds/group_kind.h"
+#include "cache/log_writer.h"
 #include "cache/prefix_match.h"
 #include "cache/residency.h"
 #include "cache/sequence_state.h"
@@ -54,12 +55,17 @@ class CacheCore final : public RunOwners {
   TokenDigests& digests() { return digests_; }
   const LayerGroups& groups() const { return groups_; }
   const KvCacheConfig& config() const { return config_; }
+  std::uint32_t next_number() const { return next_number_; }
+  std::int64_t num_logged_calls() const { return log_ == nullptr ? 0 : log_->num_calls() - 1; }
   storage::TieredStore& store() { return *store_; }  // for tests
 
   // As in Sequence.
   Result<device::Event> resume(SequenceState& sequence, device::Stream& stream);
   Result<void> suspend(SequenceState& sequence);
   void close(SequenceState& sequence);
+  // True when it changes nothing that others see: then it is done. Takes no lock.
+  bool resize_within_blocks(SequenceState& sequence, std::optional<std::int64_t> capacity,
+                            std::optional<std::int64_t> history);
   Result<void> resize(SequenceState& sequence, std::optional<std::int64_t> capacity,
                       std::optional<std::int64_t> history);
   Result<void> commit(SequenceState& sequence, std::span<const TokenId> tokens,
@@ -72,6 +78,19 @@ class CacheCore final : public RunOwners {
   Result<void> set_index_table(SequenceState& sequence, LayerGroupId group,
                                std::span<SlotId> table);
   std::vector<TokenId> committed_tokens(const SequenceState& sequence) const;
+
+  // Makes a call that changes something, and writes it down where there is a log: `start` says
+  // which one it is. The others say that of calls with more to say.
+  template <class Start, class Call>
+  auto logged(const Start& start, const Call& call) -> decltype(call()) {
+    return log_ == nullptr ? call() : log_->record(start, call);
+  }
+  void start_create(LogWriter& log, const SequenceOptions& options) const;
+  static void start_resize(LogWriter& log, const SequenceState& sequence,
+                           std::optional<std::int64_t> capacity,
+                           std::optional<std::int64_t> history);
+  static void start_commit(LogWriter& log, const SequenceState& sequence,
+                           std::span<const TokenId> tokens, const CommitOptions& options);
 
   // RunOwners, called by residency_ under the lock.
   PageRun* find_run(const RunKey& key) override;
@@ -86,6 +105,7 @@ class CacheCore final : public RunOwners {
   using WriteLock = std::unique_lock<WriteFirstMutex>;
 
   explicit CacheCore(KvCacheConfig config);
+  Result<void> open_log();
   Result<void> open(device::Device& device);
   Result<void> check_closed(const char* call) const;
   Result<void> check_suspended(const char* call) const;
@@ -226,7 +246,8 @@ class CacheCore final : public RunOwners {
 
   mutable WriteFirstMutex mutex_;
   KvCacheConfig config_;
-  int block_shift_ = 0;  // tokens_per_block is a power of two
+  std::unique_ptr<LogWriter> log_;  // null: none
+  int block_shift_ = 0;             // tokens_per_block is a power of two
   LayerGroups groups_;
   std::vector<std::unique_ptr<GroupKind>> kinds_;
   TokenDigests digests_;
@@ -239,6 +260,7 @@ class CacheCore final : public RunOwners {
   std::deque<SequenceState> sequences_;
   std::vector<std::uint32_t> free_sequences_;
   std::size_t num_open_ = 0;
+  std::uint32_t next_number_ = 0;
   // Nodes that may have nothing left to be there for; looked at when an operation ends.
   std::vector<NodeIndex> to_tidy_;
   CacheCounters counters_;

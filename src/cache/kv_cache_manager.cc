@@ -1,5 +1,6 @@
 #include "slackwater/cache/kv_cache_manager.h"
 
+#include <array>
 #include <utility>
 
 #include "cache/cache_core.h"
@@ -16,6 +17,22 @@ std::string_view to_string(SequenceStatus status) {
   return "unknown";
 }
 
+namespace {
+
+std::uint64_t log_word(std::int64_t number) { return static_cast<std::uint64_t>(number); }
+
+// Writes down which call of a sequence is made.
+template <class... Words>
+auto starting(LoggedKind kind, const SequenceState& sequence, Words... words) {
+  return [=, &sequence](LogWriter& log) { log.start(kind, sequence.number, words...); };
+}
+
+auto starting(LoggedKind kind) {
+  return [=](LogWriter& log) { log.start(kind, 0); };
+}
+
+}  // namespace
+
 KvCacheManager::KvCacheManager(std::unique_ptr<CacheCore> core) : core_(std::move(core)) {}
 KvCacheManager::~KvCacheManager() = default;
 
@@ -25,16 +42,27 @@ Result<std::unique_ptr<KvCacheManager>> KvCacheManager::create(device::Device& d
   return std::unique_ptr<KvCacheManager>(new KvCacheManager(std::move(core)));
 }
 
-Result<void> KvCacheManager::clear_reusable_blocks() { return core_->clear_reusable_blocks(); }
-Result<void> KvCacheManager::shutdown() { return core_->shutdown(); }
+Result<void> KvCacheManager::clear_reusable_blocks() {
+  return core_->logged(starting(LoggedKind::kClear),
+                       [&] { return core_->clear_reusable_blocks(); });
+}
+
+Result<void> KvCacheManager::shutdown() {
+  return core_->logged(starting(LoggedKind::kShutdown), [&] { return core_->shutdown(); });
+}
 
 Result<void> KvCacheManager::set_quota(storage::Tier tier, std::int64_t bytes) {
-  return core_->set_quota(tier, bytes);
+  return core_->logged(
+      [&](LogWriter& log) { log.start(LoggedKind::kSetQuota, 0, index_of(tier), log_word(bytes)); },
+      [&] { return core_->set_quota(tier, bytes); });
 }
 std::int64_t KvCacheManager::quota(storage::Tier tier) const { return core_->quota(tier); }
 
 Result<Sequence> KvCacheManager::create_sequence(const SequenceOptions& options) {
-  SLACKWATER_ASSIGN_OR_RETURN(SequenceState* const state, core_->create_sequence(options));
+  SLACKWATER_ASSIGN_OR_RETURN(
+      SequenceState* const state,
+      core_->logged([&](LogWriter& log) { core_->start_create(log, options); },
+                    [&] { return core_->create_sequence(options); }));
   return Sequence(core_.get(), state);
 }
 
@@ -67,6 +95,7 @@ TierRoom KvCacheManager::room(storage::Tier tier, LayerGroupId group) const {
 
 CacheCounters KvCacheManager::counters() const { return core_->counters(); }
 std::size_t KvCacheManager::num_open_sequences() const { return core_->num_open(); }
+std::int64_t KvCacheManager::num_logged_calls() const { return core_->num_logged_calls(); }
 
 std::int64_t KvCacheManager::clamp_max_seq_len(std::int64_t batch_size,
                                                std::int64_t upper_bound) const {
@@ -103,40 +132,48 @@ tl::unexpected<Error> closed(std::string_view call) {
 
 void Sequence::close() {
   if (state_ == nullptr) return;
-  core_->close(*state_);
+  core_->logged(starting(LoggedKind::kClose, *state_), [&] { core_->close(*state_); });
   core_ = nullptr;
   state_ = nullptr;
 }
 
 Result<device::Event> Sequence::resume(device::Stream& stream) {
   if (state_ == nullptr) return closed("resume");
-  return core_->resume(*state_, stream);
+  return core_->logged(starting(LoggedKind::kResume, *state_),
+                       [&] { return core_->resume(*state_, stream); });
 }
 
 Result<void> Sequence::suspend() {
   if (state_ == nullptr) return closed("suspend");
-  return core_->suspend(*state_);
+  return core_->logged(starting(LoggedKind::kSuspend, *state_),
+                       [&] { return core_->suspend(*state_); });
 }
 
 Result<void> Sequence::resize(std::optional<std::int64_t> capacity,
                               std::optional<std::int64_t> history) {
   if (state_ == nullptr) return closed("resize");
-  return core_->resize(*state_, capacity, history);
+  if (core_->resize_within_blocks(*state_, capacity, history)) return {};
+  return core_->logged(
+      [&](LogWriter& log) { core_->start_resize(log, *state_, capacity, history); },
+      [&] { return core_->resize(*state_, capacity, history); });
 }
 
 Result<void> Sequence::commit(std::span<const TokenId> tokens, const CommitOptions& options) {
   if (state_ == nullptr) return closed("commit");
-  return core_->commit(*state_, tokens, options);
+  return core_->logged([&](LogWriter& log) { core_->start_commit(log, *state_, tokens, options); },
+                       [&] { return core_->commit(*state_, tokens, options); });
 }
 
 Result<void> Sequence::stop_committing() {
   if (state_ == nullptr) return closed("stop_committing");
-  return core_->stop_committing(*state_);
+  return core_->logged(starting(LoggedKind::kStopCommitting, *state_),
+                       [&] { return core_->stop_committing(*state_); });
 }
 
 Result<void> Sequence::reserve_snapshot(std::int64_t position) {
   if (state_ == nullptr) return closed("reserve_snapshot");
-  return core_->reserve_snapshot(*state_, position);
+  return core_->logged(starting(LoggedKind::kReserveSnapshot, *state_, log_word(position)),
+                       [&] { return core_->reserve_snapshot(*state_, position); });
 }
 
 std::optional<SlotId> Sequence::snapshot_slot(LayerGroupId group, std::int64_t position) const {
@@ -146,7 +183,9 @@ std::optional<SlotId> Sequence::snapshot_slot(LayerGroupId group, std::int64_t p
 }
 
 void Sequence::cancel_snapshot(std::int64_t position) {
-  if (state_ != nullptr) core_->cancel_snapshot(*state_, position);
+  if (state_ == nullptr) return;
+  core_->logged(starting(LoggedKind::kCancelSnapshot, *state_, log_word(position)),
+                [&] { core_->cancel_snapshot(*state_, position); });
 }
 
 std::span<const SlotId> Sequence::slots(LayerGroupId group) const {
@@ -157,7 +196,9 @@ std::span<const SlotId> Sequence::slots(LayerGroupId group) const {
 
 Result<void> Sequence::set_index_table(LayerGroupId group, std::span<SlotId> table) {
   if (state_ == nullptr) return closed("set_index_table");
-  return core_->set_index_table(*state_, group, table);
+  return core_->logged(
+      starting(LoggedKind::kSetIndexTable, *state_, log_word(group.value()), table.size()),
+      [&] { return core_->set_index_table(*state_, group, table); });
 }
 
 std::vector<TokenId> Sequence::committed_tokens() const {

@@ -32,15 +32,17 @@ TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
   }
   fmt::print(stderr,
              "{} steps judged, {} suspect; {} resumed, {} refused, {} lost; {} tokens reused, {} "
-             "partial matches; {} pages dropped, {} snapshots, {} faults\n",
+             "partial matches; {} pages dropped, {} snapshots, {} faults; {} calls replayed\n",
              sum.steps_judged, sum.steps_suspect, sum.resumed, sum.refused, sum.lost,
-             sum.tokens_reused, sum.partial_matches, sum.pages_dropped, sum.snapshots, sum.faults);
+             sum.tokens_reused, sum.partial_matches, sum.pages_dropped, sum.snapshots, sum.faults,
+             sum.calls_replayed);
   EXPECT_GT(sum.steps_judged, num_operations / 5);
   EXPECT_GT(sum.pages_dropped, num_operations / 100);
   EXPECT_GT(sum.refused, 0);
   EXPECT_GT(sum.tokens_reused, 0);
   EXPECT_GT(sum.turns, 0);
   EXPECT_GT(sum.quotas, 0);
+  EXPECT_GT(sum.calls_replayed, 0);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cache/manager_model_test_support.h"
+#include "slackwater/cache/log_replay.h"
 
 namespace slackwater::cache {
 
@@ -32,7 +33,7 @@ void KvCacheManagerModel::change_quota() {
   }
   suspend_all();
   while (!failing_.empty()) learn_of_failures();
-  const std::vector<std::int32_t> room = all_room();
+  const std::vector<std::int32_t> room = all_room(*manager_);
   const auto changed = manager_->set_quota(tier, bytes);
   if (changed.has_value()) {
     ++tally_.quotas;
@@ -45,7 +46,7 @@ void KvCacheManagerModel::change_quota() {
       << changed.error().text();
   if (num_faults_ > 0) return;
   ASSERT_EQ(manager_->quota(tier), before);
-  ASSERT_EQ(all_room(), room) << changed.error().text();
+  ASSERT_EQ(all_room(*manager_), room) << changed.error().text();
 }
 
 // Whoever has run once can run again, whatever the others hold: first in, first out.
@@ -139,6 +140,51 @@ void KvCacheManagerModel::check_steps(bool all) {
   });
 }
 
+KvCacheManagerModel::LogPoint KvCacheManagerModel::log_point() const {
+  LogPoint point;
+  point.num_calls = manager_->num_logged_calls();
+  point.room = all_room(*manager_);
+  for (const Model& model : models_) {
+    for (const LayerGroupDesc& group : manager_->layer_groups().groups()) {
+      const auto slots = model.sequence.slots(group.id);
+      point.slots.emplace_back(slots.begin(), slots.end());
+    }
+  }
+  return point;
+}
+
+// The log, done again without device and disk, comes through every state.
+void KvCacheManagerModel::check_replay() {
+  log_points_.push_back(log_point());
+  auto replay = LogReplay::open(directory_ / "calls");
+  ASSERT_TRUE(replay.has_value()) << replay.error().text();
+  for (const LogPoint& point : log_points_) {
+    while ((*replay)->num_calls() < point.num_calls) {
+      const auto stepped = (*replay)->step();
+      ASSERT_TRUE(stepped.has_value()) << stepped.error().text();
+      ASSERT_TRUE(*stepped) << (*replay)->num_calls() << " of " << point.num_calls << " calls";
+    }
+    LogPoint again;
+    again.num_calls = point.num_calls;
+    again.room = all_room((*replay)->manager());
+    for (const Sequence& sequence : (*replay)->sequences()) {
+      if (sequence.status() == SequenceStatus::kClosed) continue;
+      for (const LayerGroupDesc& group : manager_->layer_groups().groups()) {
+        const auto slots = sequence.slots(group.id);
+        again.slots.emplace_back(slots.begin(), slots.end());
+      }
+    }
+    // What a bad disk has refused is known to nobody until somebody asks.
+    for (std::size_t i = 7; num_faults_ > 0 && i < point.room.size(); i += 9) {
+      again.room[i] = point.room[i];
+    }
+    ASSERT_EQ(again.room, point.room) << "after " << point.num_calls << " calls";
+    ASSERT_EQ(again.slots, point.slots) << "after " << point.num_calls << " calls";
+    (*replay)->manager().audit();
+  }
+  tally_.calls_replayed += (*replay)->num_calls();
+}
+
 void KvCacheManagerModel::finish() {
   while (!failing_.empty()) learn_of_failures();
   check_steps(true);
@@ -151,16 +197,17 @@ void KvCacheManagerModel::finish() {
   tally_.pages_dropped = manager_->counters().pages_dropped;
   tally_.snapshots = manager_->counters().snapshots_published;
   tally_.faults = num_faults_;
+  if (is_logged_) check_replay();
   manager_->token_digests().release(images_);
   ASSERT_EQ(manager_->token_digests().size(), 0u);
   manager_->audit();
 }
 
-std::vector<std::int32_t> KvCacheManagerModel::all_room() const {
+std::vector<std::int32_t> KvCacheManagerModel::all_room(const KvCacheManager& manager) {
   std::vector<std::int32_t> all;
-  for (const LayerGroupDesc& group : manager_->layer_groups().groups()) {
+  for (const LayerGroupDesc& group : manager.layer_groups().groups()) {
     for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kDisk}) {
-      const TierRoom room = manager_->room(tier, group.id);
+      const TierRoom room = manager.room(tier, group.id);
       all.insert(all.end(), {room.total, room.free, room.evictable});
     }
   }

@@ -70,6 +70,8 @@ void KvCacheManagerModel::start(std::uint64_t seed) {
     config.host_bytes = std::max(config.host_bytes, min_quotas(config)->host_bytes);
   }
   has_priorities_ = below(3) == 0;
+  is_logged_ = below(4) == 0;
+  if (is_logged_) config.operation_log.path = directory_ / "calls";
   policy_ = config.commit_policy;
   auto made = KvCacheManager::create(*device_, std::move(config));
   ASSERT_TRUE(made.has_value()) << made.error().text();

@@ -40,6 +40,7 @@ class KvCacheManagerModel {
       step();
       check_steps(false);
       if (i % every == 0) manager_->audit();
+      if (is_logged_ && below(64) == 0) log_points_.push_back(log_point());
     }
     if (!testing::Test::HasFailure()) finish();
   }
@@ -110,7 +111,7 @@ class KvCacheManagerModel {
   void resume();
   void suspend_all();
 
-  std::vector<std::int32_t> all_room() const;
+  static std::vector<std::int32_t> all_room(const KvCacheManager& manager);
 
   void change_quota();
   void take_turns();
@@ -137,6 +138,14 @@ class KvCacheManagerModel {
   void check_table(const Model& model) const;
   void check_steps(bool all);
   void finish();
+  // What a replay of the operation log must come to.
+  struct LogPoint {
+    std::int64_t num_calls = 0;
+    std::vector<std::int32_t> room;
+    std::vector<std::vector<SlotId>> slots;  // of all open sequences
+  };
+  LogPoint log_point() const;
+  void check_replay();
 
   std::mt19937_64 random_;
   OperationWeights<kNumOperations> weights_;
@@ -147,6 +156,7 @@ class KvCacheManagerModel {
   std::int64_t num_runs_ = 0;
   bool has_priorities_ = false;
   bool guarantees_suspend_ = false;
+  bool is_logged_ = false;
   CommitPolicy policy_ = CommitPolicy::kEveryBlock;
 
   std::unique_ptr<device::SimDevice> device_;
@@ -158,6 +168,7 @@ class KvCacheManagerModel {
   std::vector<Step> steps_;
   std::vector<device::EventSource> failing_;
   std::uint64_t next_request_ = 1;
+  std::vector<LogPoint> log_points_;
   Tally tally_;
 };
 

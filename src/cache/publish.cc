@@ -15,8 +15,10 @@ using device::EventStatus;
 Priority CacheCore::priority_of(const SequenceState& sequence, std::int64_t block,
                                 std::size_t group) const {
   if (!sequence.priority) return kDefaultPriority;
-  const Priority priority = sequence.priority(BlockOrdinal(static_cast<std::int32_t>(block)),
-                                              LayerGroupId(static_cast<std::int32_t>(group)));
+  const Priority priority = device::witnessed([&] {
+    return sequence.priority(BlockOrdinal(static_cast<std::int32_t>(block)),
+                             LayerGroupId(static_cast<std::int32_t>(group)));
+  });
   return std::min(priority, kMaxPriority);
 }
 

@@ -132,6 +132,7 @@ Result<SequenceState*> CacheCore::create_sequence(const SequenceOptions& options
   }
   SequenceState& sequence = sequences_[index];
   sequence.index = index;
+  sequence.number = next_number_++;
   sequence.status = SequenceStatus::kSuspended;
   sequence.request = options.request;
   sequence.scope = options.scope;

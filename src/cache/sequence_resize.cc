@@ -255,18 +255,36 @@ void CacheCore::shrink(SequenceState& sequence, std::int64_t capacity) {
   }
 }
 
+bool CacheCore::resize_within_blocks(SequenceState& sequence,
+                                     std::optional<std::int64_t> new_capacity,
+                                     std::optional<std::int64_t> new_history) {
+  const std::int64_t capacity = new_capacity.value_or(sequence.capacity);
+  const std::int64_t history = new_history.value_or(sequence.history);
+  // What is not even possible is for resize() to refuse.
+  if (num_blocks(capacity) != num_blocks(sequence.capacity) ||
+      !check_lengths(sequence, capacity, history).has_value() ||
+      !is_within_blocks(sequence, capacity, history)) {
+    return false;
+  }
+  const std::int64_t more = capacity - sequence.capacity;
+  const std::int64_t done = history - sequence.history;
+  if (log_ != nullptr) {
+    if (static_cast<std::int32_t>(done) != done) return false;
+    log_->note_resize(sequence.number, static_cast<std::int32_t>(more),
+                      static_cast<std::int32_t>(done));
+  }
+  sequence.may_be_ahead |= capacity > sequence.num_committed;
+  sequence.capacity = capacity;
+  sequence.history = history;
+  return true;
+}
+
 Result<void> CacheCore::resize(SequenceState& sequence, std::optional<std::int64_t> new_capacity,
                                std::optional<std::int64_t> new_history) {
   const std::int64_t capacity = new_capacity.value_or(sequence.capacity);
   const std::int64_t history = new_history.value_or(sequence.history);
   SLACKWATER_RETURN_IF_ERROR(check_lengths(sequence, capacity, history));
-  // Nothing that others see changes.
   sequence.may_be_ahead |= capacity > sequence.num_committed;
-  if (is_within_blocks(sequence, capacity, history)) {
-    sequence.capacity = capacity;
-    sequence.history = history;
-    return {};
-  }
   const WriteLock lock(mutex_);
   const bool is_shrinking =
       history == sequence.history && num_blocks(capacity) <= num_blocks(sequence.capacity);

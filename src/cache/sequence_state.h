@@ -38,6 +38,7 @@ struct ReservedSnapshot {
 //   [history, capacity)       ours, room
 struct SequenceState {
   std::uint32_t index = 0;
+  std::uint32_t number = 0;  // how many were made before it
   SequenceStatus status = SequenceStatus::kClosed;
   RequestId request;
   ReuseScope scope;

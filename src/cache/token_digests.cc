@@ -28,6 +28,12 @@ Result<TokenId> TokenDigests::acquire(const Sha256Digest& digest) {
     return make_error(ErrorCode::kFailedPrecondition,
                       "a token for a digest in a cache of text; turn text_only off");
   }
+  const Result<TokenId> token = find_or_add(digest);
+  if (listener_ && token.has_value()) listener_(*token, digest);
+  return token;
+}
+
+Result<TokenId> TokenDigests::find_or_add(const Sha256Digest& digest) {
   const std::scoped_lock lock(mutex_);
   const auto at = index_of_.find(digest);
   std::uint32_t index = 0;
@@ -49,6 +55,22 @@ Result<TokenId> TokenDigests::acquire(const Sha256Digest& digest) {
   }
   ++entries_[index].references;
   return static_cast<TokenId>(index | kDigestBit);
+}
+
+void TokenDigests::recall(TokenId token, const Sha256Digest& digest) {
+  SLACKWATER_CHECK(is_digest_token(token), "token {} stands for no digest", token);
+  const std::scoped_lock lock(mutex_);
+  const std::uint32_t index = static_cast<std::uint32_t>(token) & ~kDigestBit;
+  while (entries_.size() <= index) {
+    free_.push_back(static_cast<std::uint32_t>(entries_.size()));
+    entries_.emplace_back();
+  }
+  Entry& recalled = entries_[index];
+  if (recalled.references == 0) std::erase(free_, index);
+  if (recalled.references > 0) index_of_.erase(recalled.digest);
+  recalled.digest = digest;
+  ++recalled.references;
+  index_of_[digest] = index;
 }
 
 TokenDigests::Entry& TokenDigests::entry(TokenId token) {

@@ -16,6 +16,7 @@
 #include "slackwater/base/aligned_buffer.h"
 #include "slackwater/base/check.h"
 #include "slackwater/base/mutant.h"
+#include "slackwater/device/witness.h"
 #include "storage/disk_page.h"
 #include "storage/log.h"
 
@@ -97,6 +98,7 @@ Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierOptions& options,
 }
 
 Result<void> DiskTier::lock_directory() {
+  if (options_.is_dry) return {};
   std::error_code code;
   std::filesystem::create_directories(options_.directory, code);
   if (code) {
@@ -145,10 +147,11 @@ bool DiskTier::takes_sectors(int file) const {
          errno != EINVAL;
 }
 
-// Takes over the segments that an earlier process left, as far as they belong to this layout; the
-// first that does not, and all after it, are removed.
-Result<void> DiskTier::take_over(std::size_t index) {
+// The segments that an earlier process left, as far as they belong to this layout; the first that
+// does not, and all after it, are removed.
+Result<void> DiskTier::open_segments(std::size_t index) {
   Group& group = groups_[index];
+  if (options_.is_dry) return {};
   const BlockBuffer block(kSegmentHeaderBytes);
   while (true) {
     const std::filesystem::path path = segment_path(index, group.files.size());
@@ -173,12 +176,31 @@ Result<void> DiskTier::take_over(std::size_t index) {
     group.files.push_back(std::move(file));
   }
   remove_segments(index, group.files.size());
+  return {};
+}
+
+// What was found, as a witness knows it: which slots, in which order.
+void DiskTier::recall_found(Group& group) {
+  const std::size_t count = device::witnessed([&] { return group.by_sequence.size(); });
+  auto at = group.by_sequence.begin();
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int32_t slot =
+        device::witnessed([&] { return group.found.at((at++)->second).slot.value(); });
+    if (options_.is_dry) note_found(group, Digest128{i + 1, 0}, SlotId(slot), i + 1);
+  }
+}
+
+Result<void> DiskTier::take_over(std::size_t index) {
+  Group& group = groups_[index];
+  SLACKWATER_RETURN_IF_ERROR(open_segments(index));
+  group.files.resize(device::witnessed([&] { return group.files.size(); }));
   group.slots.grow(static_cast<std::int32_t>(group.files.size()) * group.frames_per_segment);
   while (group.slots.allocate().has_value()) {
   }
-  for (std::size_t segment = 0; segment < group.files.size(); ++segment) {
+  for (std::size_t segment = 0; segment < group.files.size() && !options_.is_dry; ++segment) {
     scan_segment(index, segment);
   }
+  recall_found(group);
   // Slots in which nothing was found are free.
   std::vector<bool> is_found(static_cast<std::size_t>(group.slots.capacity()), false);
   for (const auto& [certificate, found] : group.found) {
@@ -243,6 +265,7 @@ void DiskTier::drop_found(Group& group, const Digest128& certificate) {
 Result<std::shared_ptr<DiskTier::SegmentFile>> DiskTier::make_segment(std::size_t index,
                                                                       std::size_t segment) {
   const Group& group = groups_[index];
+  if (options_.is_dry) return std::shared_ptr<SegmentFile>();
   const std::filesystem::path path = segment_path(index, segment);
   // Through the page cache: room is made by small writes where the file system knows no other way.
   const int made = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -275,6 +298,7 @@ void DiskTier::remove_segments(std::size_t index, std::size_t num_left) {
   while (group.files.size() > num_left) {
     group.files.pop_back();
   }
+  if (options_.is_dry) return;
   for (std::size_t segment = num_left; ::unlink(segment_path(index, segment).c_str()) == 0;) {
     ++segment;
   }
@@ -295,7 +319,8 @@ std::int32_t DiskTier::grow(std::size_t index, std::int32_t num_slots) {
     const std::scoped_lock lock(files_mutex_);
     group.files.push_back(*std::move(file));
   }
-  group.slots.grow(std::max(group.slots.capacity(), std::min(num_slots, slots_of())));
+  const std::int32_t made = device::witnessed([&] { return std::min(num_slots, slots_of()); });
+  group.slots.grow(std::max(group.slots.capacity(), made));
   return group.slots.capacity();
 }
 
@@ -347,14 +372,14 @@ std::int32_t DiskTier::num_free(std::size_t index) const {
   const auto refused = std::count_if(group.refused.begin(), group.refused.end(),
                                      [&](SlotId slot) { return !group.slots.is_occupied(slot); });
   return group.slots.num_free() + static_cast<std::int32_t>(group.found.size()) -
-         static_cast<std::int32_t>(refused);
+         static_cast<std::int32_t>(device::witnessed([&] { return refused; }));
 }
 
 std::optional<SlotGrant> DiskTier::allocate(std::size_t index) {
   Group& group = groups_[index];
   while (auto grant = group.slots.allocate()) {
     const std::scoped_lock lock(files_mutex_);
-    if (group.refused.erase(grant->slot) == 0) return grant;
+    if (!device::witnessed([&] { return group.refused.erase(grant->slot) > 0; })) return grant;
     // It was given back before its write had failed.
     group.retired.insert(grant->slot);
   }
@@ -375,7 +400,7 @@ void DiskTier::release(std::size_t index, SlotId slot, const device::Event& last
   Group& group = groups_[index];
   {
     const std::scoped_lock lock(files_mutex_);
-    if (group.refused.erase(slot) > 0) {
+    if (device::witnessed([&] { return group.refused.erase(slot) > 0; })) {
       group.retired.insert(slot);
       return;
     }

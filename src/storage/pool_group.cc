@@ -5,6 +5,7 @@
 #include "slackwater/base/check.h"
 #include "slackwater/base/mutant.h"
 #include "slackwater/base/numeric.h"
+#include "slackwater/device/witness.h"
 
 namespace slackwater::storage {
 
@@ -74,10 +75,13 @@ void PoolGroup::poison([[maybe_unused]] SlotId slot) const {
 
 Result<void> PoolGroup::resize_arenas(std::int32_t num_slots) {
   for (std::size_t pool = 0; pool < arenas_.size(); ++pool) {
-    const auto resized = arenas_[pool]->resize(pool_bytes(pool, num_slots));
-    if (resized.has_value()) continue;
+    Result<void> resized = arenas_[pool]->resize(pool_bytes(pool, num_slots));
+    if (device::witnessed([&] { return resized.has_value(); })) continue;
+    if (resized.has_value()) {
+      resized = make_error(ErrorCode::kResourceExhausted, "no memory when this was recorded");
+    }
     // Those before it go back to what they were; giving memory back cannot fail.
-    for (std::size_t before = 0; before < pool; ++before) {
+    for (std::size_t before = 0; before <= pool; ++before) {
       const auto undone = arenas_[before]->resize(pool_bytes(before, slots_.capacity()));
       SLACKWATER_CHECK(undone.has_value(), "{}", undone.error().text());
     }

@@ -3,9 +3,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "slackwater/base/clock.h"
@@ -65,6 +68,14 @@ struct RebalanceOptions {
   double decay = 0.9999;                             // of the moving averages, per sequence
 };
 
+// Where a manager writes down what it is asked, so that it can be done again offline (LogReplay).
+struct OperationLogOptions {
+  std::filesystem::path path;        // a file that is not there yet; empty: no log
+  std::int64_t max_bytes = 1 << 30;  // at which the log ends; the manager goes on
+  // Told once, when the log has ended before the manager. Empty: nobody.
+  std::function<void(std::string_view)> warn;
+};
+
 // What a KvCacheManager is made from.
 //
 // Source: kvcm_v2.md 4.1.
@@ -112,6 +123,7 @@ struct KvCacheConfig {
   std::optional<BatchDesc> typical_step;
 
   RebalanceOptions rebalance;
+  OperationLogOptions operation_log;
 
   // Not built: kUnimplemented when asked for.
   bool sliding_window_scratch_pages = false;

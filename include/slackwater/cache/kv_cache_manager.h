@@ -98,6 +98,8 @@ class KvCacheManager {
   TierRoom room(storage::Tier tier, LayerGroupId group) const;  // CHECK: the group exists
   CacheCounters counters() const;
   std::size_t num_open_sequences() const;
+  // Calls in the operation log so far, beside the making of the manager; 0 where there is none.
+  std::int64_t num_logged_calls() const;
   // The longest sequence, at most `upper_bound` tokens, for which the device has room beside
   // `batch_size` - 1 sequences of one token; 0 if there is none.
   std::int64_t clamp_max_seq_len(std::int64_t batch_size, std::int64_t upper_bound) const;

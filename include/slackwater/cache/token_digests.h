@@ -6,6 +6,7 @@
 #include <mutex>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "slackwater/base/digest.h"
@@ -39,6 +40,13 @@ class TokenDigests {
   void retain(std::span<const TokenId> tokens);
   void release(std::span<const TokenId> tokens);
 
+  // Tells `listener` of every token that is acquired from now on. Before there are any.
+  using Listener = std::function<void(TokenId, const Sha256Digest&)>;
+  void tell(Listener listener) { listener_ = std::move(listener); }
+  // The token that a digest had in another process, with a reference: so that what that one did
+  // can be done again. CHECK: the token stands for a digest.
+  void recall(TokenId token, const Sha256Digest& digest);
+
   Sha256Digest digest(TokenId token) const;
   std::size_t size() const;
   void check_invariants() const;
@@ -55,7 +63,10 @@ class TokenDigests {
   Entry& entry(TokenId token);
   const Entry& entry(TokenId token) const;
 
+  Result<TokenId> find_or_add(const Sha256Digest& digest);
+
   const bool is_text_only_;
+  Listener listener_;
   mutable std::mutex mutex_;
   std::vector<Entry> entries_;       // [tokens ever], by the low 31 bits
   std::vector<std::uint32_t> free_;  // entries without references

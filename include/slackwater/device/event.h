@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "slackwater/base/clock.h"
+#include "slackwater/device/witness.h"
 
 namespace slackwater::device {
 
@@ -97,12 +98,17 @@ class Event {
   // Equal for copies of one event; null for a null event.
   const void* id() const { return state_; }
   EventStatus status() const {
-    return state_ == nullptr ? EventStatus::kSucceeded : state_->status();
+    if (state_ == nullptr) return EventStatus::kSucceeded;
+    return witnessed([this] { return state_->status(); });
   }
   bool is_done() const { return status() != EventStatus::kPending; }
-  EventStatus wait() const { return state_ == nullptr ? EventStatus::kSucceeded : state_->wait(); }
+  EventStatus wait() const {
+    if (state_ == nullptr) return EventStatus::kSucceeded;
+    return witnessed([this] { return state_->wait(); });
+  }
   EventStatus wait_for(Nanoseconds timeout) const {
-    return state_ == nullptr ? EventStatus::kSucceeded : state_->wait_for(timeout);
+    if (state_ == nullptr) return EventStatus::kSucceeded;
+    return witnessed([&] { return state_->wait_for(timeout); });
   }
   // Whether it can only succeed.
   bool is_settled() const { return state_ == nullptr || state_->is_settled(); }

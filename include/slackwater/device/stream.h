@@ -51,10 +51,10 @@ class Stream {
   virtual void wait(const Event& event) = 0;
   virtual void run(Item item) = 0;
   virtual void copy(CopyBatch batch) = 0;
-  virtual Event record() = 0;
+  Event record() { return seen(record_now()); }
   // The same, for somebody else than whoever queued the items: the next record() still tells of
   // their failures.
-  virtual Event mark() = 0;
+  Event mark() { return seen(mark_now()); }
 
   // Blocks the caller until everything queued has ended; the status as record() would give it.
   EventStatus synchronize() { return record().wait(); }
@@ -62,6 +62,14 @@ class Stream {
   const std::string& name() const { return name_; }
 
  private:
+  virtual Event record_now() = 0;
+  virtual Event mark_now() = 0;
+
+  // Whether there is anything to wait for.
+  static Event seen(Event event) {
+    return witnessed([&] { return event.is_null(); }) ? Event() : event;
+  }
+
   const std::string name_;
 };
 

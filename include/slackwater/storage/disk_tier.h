@@ -33,6 +33,8 @@ struct DiskTierOptions {
   // After a time-out the disk is left alone for so long; its pages are misses meanwhile.
   Nanoseconds pause_after_timeout = std::chrono::seconds(10);
   bool direct = true;  // past the page cache, where the file system can
+  // Slots only, no files: nothing is read or written. For whoever replays what another one did.
+  bool is_dry = false;
   // Told once per kind of trouble, from any thread. Empty: a warning in the log.
   std::function<void(std::string_view)> warn;
 };
@@ -186,6 +188,8 @@ class DiskTier {
 
   Result<void> lock_directory();
   Result<void> take_over(std::size_t group);
+  Result<void> open_segments(std::size_t group);
+  void recall_found(Group& group);
   void scan_segment(std::size_t group, std::size_t segment);
   void note_found(Group& group, const Digest128& certificate, SlotId slot, std::uint64_t sequence);
   void drop_found(Group& group, const Digest128& certificate);

@@ -30,15 +30,13 @@ CpuStream::~CpuStream() {
 
 void CpuStream::wait(const Event& event) {
   // A finished event needs no place in the queue: nothing can undo it.
+  const WitnessPause pause;
   if (!event.is_done()) push(Wait{event});
 }
 
 void CpuStream::run(Item item) { push(std::move(item)); }
 
 void CpuStream::copy(CopyBatch batch) { push(std::move(batch)); }
-
-Event CpuStream::record() { return record(false); }
-Event CpuStream::mark() { return record(true); }
 
 Event CpuStream::record(bool keeps_failure) {
   {

@@ -26,8 +26,6 @@ class CpuStream final : public Stream {
   void wait(const Event& event) override;
   void run(Item item) override;
   void copy(CopyBatch batch) override;
-  Event record() override;
-  Event mark() override;
 
  private:
   struct Wait {
@@ -39,6 +37,8 @@ class CpuStream final : public Stream {
   };
   using Task = std::variant<Wait, Item, CopyBatch, Record>;
 
+  Event record_now() override { return record(false); }
+  Event mark_now() override { return record(true); }
   Event record(bool keeps_failure);
   void push(Task task);
   void work();

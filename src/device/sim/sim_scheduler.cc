@@ -71,9 +71,6 @@ void SimStream::copy(CopyBatch batch) {
   push({std::move(copy), fault == CopyFault::kDelay ? kDelayPortions : 0});
 }
 
-Event SimStream::record() { return record(false); }
-Event SimStream::mark() { return record(true); }
-
 Event SimStream::record(bool keeps_failure) {
   EventSource source(Event(new SimEvent(scheduler_, name() + " stream")));
   Event event = source.event();
@@ -185,6 +182,7 @@ bool SimScheduler::run_one() { return run_portion(Sleepers::kMayWake); }
 
 bool SimScheduler::run_portion(Sleepers sleepers) {
   SLACKWATER_CHECK(!is_running_, "simulated work runs other simulated work");
+  const WitnessPause pause;
   is_running_ = true;
   SimStream* const stream = choose(sleepers);
   if (stream != nullptr) stream->run_portion();

@@ -45,8 +45,6 @@ class SimStream final : public Stream {
   void wait(const Event& event) override;
   void run(Item item) override;
   void copy(CopyBatch batch) override;
-  Event record() override;
-  Event mark() override;
 
   bool is_empty() const { return tasks_.empty(); }
   // Drops finished waits from the front; true when the first task can run.
@@ -76,6 +74,8 @@ class SimStream final : public Stream {
     int naps = 0;  // portions of other work to let pass first
   };
 
+  Event record_now() override { return record(false); }
+  Event mark_now() override { return record(true); }
   Event record(bool keeps_failure);
   void push(Task task);
   bool continue_copy(Copy& copy);

@@ -1,0 +1,201 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "cache/log_format.h"
+#include "slackwater/base/numeric.h"
+#include "slackwater/cache/operation_log.h"
+
+namespace slackwater::cache {
+namespace {
+
+constexpr std::array<std::string_view, kNumLoggedKinds> kNames = {"",
+                                                                  "opening",
+                                                                  "create",
+                                                                  "resume",
+                                                                  "suspend",
+                                                                  "close",
+                                                                  "resize",
+                                                                  "commit",
+                                                                  "stop_committing",
+                                                                  "reserve_snapshot",
+                                                                  "cancel_snapshot",
+                                                                  "set_index_table",
+                                                                  "clear_reusable_blocks",
+                                                                  "shutdown",
+                                                                  "set_quota",
+                                                                  "token digest",
+                                                                  "resize"};
+
+bool is_about_sequence(LoggedKind kind) {
+  return (LoggedKind::kCreate <= kind && kind <= LoggedKind::kSetIndexTable) ||
+         kind == LoggedKind::kResizeWithin;
+}
+
+}  // namespace
+
+std::string_view to_string(LoggedKind kind) {
+  const auto index = static_cast<std::size_t>(kind);
+  return index < kNames.size() ? kNames[index] : "unknown";
+}
+
+std::string LoggedCall::describe() const {
+  return is_about_sequence(kind)
+             ? fmt::format("call {}, {} of sequence {} at offset {}", number, to_string(kind),
+                           subject, offset)
+             : fmt::format("call {}, {} at offset {}", number, to_string(kind), offset);
+}
+
+Result<std::unique_ptr<LogReader>> LogReader::open(const std::filesystem::path& path) {
+  std::unique_ptr<LogReader> log(new LogReader());
+  log->name_ = path.string();
+  const int file = ::open(log->name_.c_str(), O_RDONLY | O_CLOEXEC);
+  const auto reason = [] { return std::system_category().message(errno); };
+  if (file < 0) {
+    return make_error(errno == ENOENT ? ErrorCode::kNotFound : ErrorCode::kUnavailable,
+                      "cannot open the operation log '{}': {}", log->name_, reason());
+  }
+  struct ::stat status = {};
+  void* mapped = MAP_FAILED;
+  const bool is_file = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+  const auto size = static_cast<std::size_t>(is_file ? status.st_size : 0);
+  if (size > 0) mapped = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
+  ::close(file);
+  if (mapped != MAP_FAILED) log->file_ = {static_cast<const std::byte*>(mapped), size};
+  SLACKWATER_RETURN_IF_ERROR(log->read_header());
+  return log;
+}
+
+LogReader::~LogReader() {
+  if (!file_.empty()) {
+    ::munmap(const_cast<std::byte*>(file_.data()), file_.size());
+  }
+}
+
+tl::unexpected<Error> LogReader::damaged(std::string_view what) const {
+  return make_error(ErrorCode::kDataLoss, "the operation log '{}' {} at offset {}", name_, what,
+                    offset_);
+}
+
+Result<void> LogReader::read_header() {
+  LogHeader header;
+  if (file_.size() < sizeof header) {
+    return make_error(ErrorCode::kDataLoss,
+                      "'{}' of {} bytes is no operation log, or cut at its end", name_,
+                      file_.size());
+  }
+  std::memcpy(&header, file_.data(), sizeof header);
+  if (std::memcmp(header.magic, kLogMagic, sizeof kLogMagic) != 0) {
+    return make_error(ErrorCode::kDataLoss, "'{}' is no operation log: at offset 0 it says '{}'",
+                      name_, std::string_view(header.magic, sizeof header.magic));
+  }
+  if (header.version != kLogVersion) {
+    return make_error(ErrorCode::kUnimplemented,
+                      "the operation log '{}' has version {} at offset 8; this program reads {}",
+                      name_, header.version, kLogVersion);
+  }
+  offset_ = sizeof header;
+  const std::uint64_t first = round_up<std::uint64_t>(
+      sizeof header + std::min<std::uint64_t>(header.config_bytes, file_.size()),
+      sizeof(std::uint64_t));
+  if (header.config_bytes > file_.size() || first > file_.size()) return damaged("is cut");
+  config_ = {reinterpret_cast<const char*>(file_.data() + sizeof header),
+             static_cast<std::size_t>(header.config_bytes)};
+  if (header.first_record != first ||
+      xxh3_128(std::as_bytes(std::span(config_))).low != header.checksum) {
+    return damaged("has another configuration than was written");
+  }
+  is_closed_ = header.state == LogState::kClosed;
+  is_full_ = header.state == LogState::kFull;
+  end_ = is_closed_ || is_full_ ? header.end : file_.size();
+  offset_ = first;
+  if (end_ > file_.size()) {
+    offset_ = file_.size();
+    return damaged(fmt::format("is cut: it has {} bytes of {}, and ends", file_.size(), end_));
+  }
+  return {};
+}
+
+// Where a log that was not closed ends: at the first record that is not there.
+Result<std::optional<LoggedCall>> LogReader::end_of_log() {
+  if (is_closed_ || is_full_) return damaged("has been edited");
+  offset_ = end_;
+  return std::nullopt;
+}
+
+// A resize within blocks: one word, no answers.
+Result<std::optional<LoggedCall>> LogReader::next_short(const LogRecord& record) {
+  LoggedCall call;
+  call.offset = offset_;
+  call.kind = LoggedKind::kResizeWithin;
+  call.subject = record.subject;
+  call.words = {reinterpret_cast<const std::uint64_t*>(file_.data() + offset_) + 1, 1};
+  call.has_returned = true;
+  LogCheck check(check_);
+  const std::uint64_t bare =
+      std::uint64_t{record.subject} << 32 | std::uint64_t{record.outcome} << 8 | record.kind;
+  if (record.outcome != 1 || check.add_short(bare, call.words[0]) != record.check) {
+    return damaged("has been edited");
+  }
+  check_ = check.state();
+  call.number = num_read_++;
+  offset_ += sizeof record;
+  return call;
+}
+
+Result<std::optional<LoggedCall>> LogReader::next() {
+  if (offset_ == end_) return std::nullopt;
+  LogRecord record;
+  if (end_ - offset_ < sizeof record) return damaged("is cut in a record");
+  std::memcpy(&record, file_.data() + offset_, sizeof record);
+  if (record.kind == 0) return end_of_log();
+  if (record.kind >= kNumLoggedKinds) {
+    return damaged(fmt::format("has a call of kind {}", record.kind));
+  }
+  if (record.kind == static_cast<std::uint8_t>(LoggedKind::kResizeWithin)) {
+    return next_short(record);
+  }
+  const std::uint64_t left = (end_ - offset_ - sizeof record) / 8;
+  if (record.num_words > left) return damaged("is cut in a record");
+  const std::byte* const arguments = file_.data() + offset_ + sizeof record;
+  const std::byte* const answers = arguments + std::size_t{8} * record.num_words;
+  LoggedCall call;
+  call.number = num_read_++;
+  call.offset = offset_;
+  call.kind = static_cast<LoggedKind>(record.kind);
+  call.subject = record.subject;
+  call.words = {reinterpret_cast<const std::uint64_t*>(arguments), record.num_words};
+  if (record.outcome == 0) {
+    // It was under way when the process ended: whatever it had learned by then follows.
+    if (is_closed_ || is_full_) return damaged("has been edited");
+    const std::byte* const stop = std::find(answers, file_.data() + end_, std::byte{0});
+    call.answers = {reinterpret_cast<const std::uint8_t*>(answers),
+                    static_cast<std::size_t>(stop - answers)};
+    offset_ = end_;
+    return call;
+  }
+  const std::uint64_t answer_words = (std::uint64_t{record.num_answers} + 7) / 8;
+  if (answer_words > left - record.num_words) return damaged("is cut in a record");
+  LogCheck check(check_);
+  if (check.add(record, std::span(arguments, 8 * (record.num_words + answer_words))) !=
+      record.check) {
+    return damaged("has been edited");
+  }
+  check_ = check.state();
+  call.answers = {reinterpret_cast<const std::uint8_t*>(answers), record.num_answers};
+  call.has_returned = true;
+  if (record.outcome > 1) call.refusal = static_cast<ErrorCode>(record.outcome - 2);
+  offset_ += sizeof record + 8 * (record.num_words + answer_words);
+  return call;
+}
+
+}  // namespace slackwater::cache

@@ -1,0 +1,200 @@
+#include "slackwater/cache/log_replay.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "cache/log_config.h"
+#include "cache/log_writer.h"
+#include "cache/replay_device.h"
+
+namespace slackwater::cache {
+namespace {
+
+// How many events a commit may name.
+constexpr std::size_t kNumEvents = 8;
+
+std::string outcome_text(const std::optional<ErrorCode>& refusal) {
+  return refusal.has_value() ? fmt::format("was refused as {}", to_string(*refusal)) : "succeeded";
+}
+
+}  // namespace
+
+LogReplay::~LogReplay() = default;
+
+Result<std::unique_ptr<LogReplay>> LogReplay::open(const std::filesystem::path& path) {
+  std::unique_ptr<LogReplay> replay(new LogReplay());
+  SLACKWATER_ASSIGN_OR_RETURN(replay->log_, LogReader::open(path));
+  SLACKWATER_RETURN_IF_ERROR(replay->make_manager());
+  return replay;
+}
+
+tl::unexpected<Error> LogReplay::differs(std::string_view how) const {
+  return make_error(ErrorCode::kDataLoss, "{} {}; the log was made by another program, or edited",
+                    call_.describe(), how);
+}
+
+// The first record says what its making learned.
+Result<void> LogReplay::make_manager() {
+  SLACKWATER_ASSIGN_OR_RETURN(KvCacheConfig config, read_log_config(log_->config()));
+  SLACKWATER_ASSIGN_OR_RETURN(const std::optional<LoggedCall> first, log_->next());
+  if (!first.has_value() || first->kind != LoggedKind::kOpen || !first->has_returned) {
+    return make_error(ErrorCode::kDataLoss,
+                      "the process of this log ended before its cache was made: it has no calls");
+  }
+  call_ = *first;
+  device_ = std::make_unique<ReplayDevice>();
+  SLACKWATER_ASSIGN_OR_RETURN(stream_, device_->make_stream("a step"));
+  Recollection recollection(call_.answers);
+  const device::WitnessScope scope(&recollection);
+  SLACKWATER_ASSIGN_OR_RETURN(manager_, KvCacheManager::create(*device_, std::move(config)));
+  if (!recollection.is_exhausted()) return differs("learns something else than it did");
+  return {};
+}
+
+Result<bool> LogReplay::step() {
+  if (interrupted_.has_value()) return false;
+  SLACKWATER_ASSIGN_OR_RETURN(const std::optional<LoggedCall> next, log_->next());
+  if (!next.has_value()) return false;
+  if (!next->has_returned) {
+    interrupted_ = next;
+    return false;
+  }
+  call_ = *next;
+  SLACKWATER_RETURN_IF_ERROR(make_call());
+  ++num_calls_;
+  return true;
+}
+
+Result<void> LogReplay::make_call() {
+  Recollection recollection(call_.answers);
+  const Result<void> done = [&] {
+    const device::WitnessScope scope(&recollection);
+    return perform();
+  }();
+  const std::optional<ErrorCode> refusal =
+      done.has_value() ? std::nullopt : std::optional(done.error().code());
+  if (refusal != call_.refusal) {
+    return differs(fmt::format("{} and now {}{}", outcome_text(call_.refusal),
+                               outcome_text(refusal),
+                               done.has_value() ? "" : " (" + done.error().text() + ")"));
+  }
+  if (recollection.is_exhausted()) return {};
+  return differs(fmt::format("learned {} answers; now it asks for {} more and leaves {}",
+                             call_.answers.size(), recollection.num_missing(),
+                             recollection.num_left()));
+}
+
+Result<std::span<const TokenId>> LogReplay::tokens(std::size_t first_word,
+                                                   std::uint64_t count) const {
+  if (first_word > call_.words.size() || count > 2 * (call_.words.size() - first_word)) {
+    return differs(fmt::format("names {} tokens and has room for fewer", count));
+  }
+  const auto words = call_.words.subspan(first_word);
+  return std::span(reinterpret_cast<const TokenId*>(words.data()), static_cast<std::size_t>(count));
+}
+
+Result<Sequence*> LogReplay::subject() {
+  if (call_.subject < sequences_.size()) return &sequences_[call_.subject];
+  return differs(fmt::format("is about one of {} sequences", sequences_.size()));
+}
+
+Result<void> LogReplay::perform() {
+  switch (call_.kind) {
+    case LoggedKind::kCreate: return create();
+    case LoggedKind::kClear: return manager_->clear_reusable_blocks();
+    case LoggedKind::kShutdown: return manager_->shutdown();
+    case LoggedKind::kSetQuota:
+      if (word(0) >= storage::kNumTiers) return differs("is about a tier that is not there");
+      return manager_->set_quota(static_cast<storage::Tier>(word(0)), number(1));
+    case LoggedKind::kTokenDigest: {
+      const auto token = static_cast<TokenId>(static_cast<std::uint32_t>(word(0)));
+      Sha256Digest digest = {};
+      if (call_.words.size() != 5 || !is_digest_token(token)) return differs("has no digest");
+      std::memcpy(digest.data(), call_.words.data() + 1, digest.size());
+      manager_->token_digests().recall(token, digest);
+      return {};
+    }
+    case LoggedKind::kOpen: return differs("is a second beginning");
+    default: break;
+  }
+  SLACKWATER_ASSIGN_OR_RETURN(Sequence* const sequence, subject());
+  return perform_on(*sequence);
+}
+
+Result<void> LogReplay::perform_on(Sequence& sequence) {
+  switch (call_.kind) {
+    case LoggedKind::kResume: {
+      const auto resumed = sequence.resume(*stream_);
+      if (resumed.has_value()) return {};
+      return tl::unexpected<Error>(resumed.error());
+    }
+    case LoggedKind::kSuspend: return sequence.suspend();
+    case LoggedKind::kClose: sequence.close(); return {};
+    case LoggedKind::kResize:
+    case LoggedKind::kResizeWithin: return resize(sequence);
+    case LoggedKind::kCommit: return commit(sequence);
+    case LoggedKind::kStopCommitting: return sequence.stop_committing();
+    case LoggedKind::kReserveSnapshot: return sequence.reserve_snapshot(number(0));
+    case LoggedKind::kCancelSnapshot: sequence.cancel_snapshot(number(0)); return {};
+    case LoggedKind::kSetIndexTable: return set_index_table(sequence);
+    default: return differs("is no call of a sequence");
+  }
+}
+
+Result<void> LogReplay::create() {
+  SequenceOptions options;
+  const std::uint64_t parts = word(0);
+  SLACKWATER_ASSIGN_OR_RETURN(options.tokens, tokens(5, word(1)));
+  options.request = RequestId(word(2));
+  if ((parts & 1) != 0) options.scope.adapter = word(3);
+  if ((parts & 2) != 0) options.scope.salt = word(4);
+  // What it said is among the answers.
+  if ((parts & 4) != 0) options.priority = [](BlockOrdinal, LayerGroupId) { return Priority{0}; };
+  SLACKWATER_ASSIGN_OR_RETURN(Sequence sequence, manager_->create_sequence(options));
+  sequences_.push_back(std::move(sequence));
+  tables_.resize(tables_.size() + manager_->layer_groups().size());
+  return {};
+}
+
+Result<void> LogReplay::resize(Sequence& sequence) {
+  if (call_.words.size() == 2) return sequence.resize(number(0), number(1));
+  const auto more = static_cast<std::int32_t>(static_cast<std::uint32_t>(word(0) >> 32));
+  const auto done = static_cast<std::int32_t>(static_cast<std::uint32_t>(word(0)));
+  return sequence.resize(sequence.capacity() + more, sequence.history() + done);
+}
+
+Result<void> LogReplay::commit(Sequence& sequence) {
+  const std::uint64_t which = word(0) >> kWrittenShift;
+  const std::uint64_t count = (word(0) & ((std::uint64_t{1} << kWrittenShift) - 1)) >> 1;
+  CommitOptions options;
+  options.is_end = (word(0) & 1) != 0;
+  if (which == 1) {
+    events_.push_back(device_->make_event("a step").event());
+    if (events_.size() > kNumEvents) events_.erase(events_.begin());
+    options.written = events_.back();
+  } else if (which > 1) {
+    if (which - 2 >= events_.size()) return differs("names an event that was not there");
+    options.written = events_[events_.size() - 1 - static_cast<std::size_t>(which - 2)];
+  }
+  SLACKWATER_ASSIGN_OR_RETURN(const auto committed, tokens(1, count));
+  return sequence.commit(committed, options);
+}
+
+Result<void> LogReplay::set_index_table(Sequence& sequence) {
+  const std::size_t num_groups = manager_->layer_groups().size();
+  const auto group = static_cast<LayerGroupId::ValueType>(number(0));
+  // A table that is refused is not used.
+  std::vector<SlotId> unused;
+  const bool is_there = group >= 0 && std::cmp_less(group, num_groups);
+  std::vector<SlotId>& table =
+      is_there ? tables_[call_.subject * num_groups + static_cast<std::size_t>(group)] : unused;
+  std::vector<SlotId> wanted(static_cast<std::size_t>(word(1)));
+  SLACKWATER_RETURN_IF_ERROR(sequence.set_index_table(LayerGroupId(group), wanted));
+  table = std::move(wanted);
+  return {};
+}
+
+}  // namespace slackwater::cache

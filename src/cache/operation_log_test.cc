@@ -1,0 +1,298 @@
+// What is written down can be done again, and what is not as it was written is refused.
+
+#include "slackwater/cache/operation_log.h"
+
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cache/log_format.h"
+#include "cache/manager_test_support.h"
+#include "slackwater/cache/log_replay.h"
+#include "testing/temporary_directory.h"
+
+namespace slackwater::cache {
+namespace {
+
+using storage::Tier;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class OperationLog : public testing::Test {
+ protected:
+  KvCacheConfig config() const {
+    KvCacheConfig config = test_config({FullAttention(), Recurrent()}, 4, 64 << 10);
+    config.host_bytes = 64 << 10;
+    config.operation_log.path = path();
+    return config;
+  }
+  std::filesystem::path path() const { return directory_.path() / "calls"; }
+
+  // A few sequences that share a front, with every kind of call.
+  static void work(TestCache& cache) {
+    Sha256Digest digest = {};
+    const TokenId image = *cache.manager->token_digests().acquire(digest);
+    Tokens tokens = numbers(0, 30);
+    tokens[7] = image;
+    SequenceOptions options;
+    options.tokens = tokens;
+    options.request = RequestId(77);
+    options.scope.salt = 5;
+    options.priority = [](BlockOrdinal block, LayerGroupId) {
+      return static_cast<Priority>(block.value());
+    };
+    Sequence first = *cache.manager->create_sequence(options);
+    cache.resume(first);
+    ASSERT_TRUE(first.resize(40).has_value());
+    ASSERT_TRUE(first.reserve_snapshot(12).has_value());
+    ASSERT_TRUE(first.reserve_snapshot(13).has_value());
+    first.cancel_snapshot(13);
+    cache.compute(first, tokens);
+    ASSERT_TRUE(first.suspend().has_value());
+    std::vector<SlotId> table(20);
+    ASSERT_TRUE(first.set_index_table(LayerGroupId(0), table).has_value());
+    ASSERT_FALSE(first.set_index_table(LayerGroupId(0), std::span(table).first(1)).has_value());
+    ASSERT_FALSE(first.resize(50).has_value());
+    ASSERT_TRUE(cache.manager->set_quota(Tier::kHost, 32 << 10).has_value());
+    cache.resume(first);
+    ASSERT_TRUE(first.stop_committing().has_value());
+    first.close();
+    cache.run(numbers(500, 9));
+    cache.manager->token_digests().release(std::span(&image, 1));
+    ASSERT_TRUE(cache.manager->clear_reusable_blocks().has_value());
+    cache.run(numbers(900, 9));
+    ASSERT_TRUE(cache.manager->shutdown().has_value());
+  }
+
+  std::string bytes() const {
+    std::ifstream file(path(), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void write(const std::string& bytes) const {
+    std::ofstream(path(), std::ios::binary | std::ios::trunc) << bytes;
+  }
+
+  // Everything up to the end, or why not.
+  Result<std::int64_t> replay() const {
+    SLACKWATER_ASSIGN_OR_RETURN(const auto replay, LogReplay::open(path()));
+    while (true) {
+      SLACKWATER_ASSIGN_OR_RETURN(const bool is_made, replay->step());
+      if (!is_made) return replay->num_calls();
+    }
+  }
+  void expect_error(ErrorCode code, const std::string& text) const {
+    const auto made = replay();
+    ASSERT_FALSE(made.has_value()) << "expected: " << text;
+    EXPECT_EQ(made.error().code(), code) << made.error().text();
+    EXPECT_THAT(made.error().text(), AllOf(HasSubstr(text), HasSubstr("calls")));
+    EXPECT_THAT(made.error().text(), testing::Not(HasSubstr("\n")));
+  }
+
+  TemporaryDirectory directory_;
+};
+
+TEST_F(OperationLog, HasEveryCallInOrder) {
+  {
+    TestCache cache(config());
+    work(cache);
+  }
+  const auto log = LogReader::open(path());
+  ASSERT_TRUE(log.has_value()) << log.error().text();
+  std::string kinds;
+  for (auto call = (*log)->next(); call.has_value() && call->has_value(); call = (*log)->next()) {
+    kinds += fmt::format("{}{} ", to_string((*call)->kind), (*call)->refusal ? "!" : "");
+  }
+  EXPECT_EQ(kinds,
+            "opening token digest create resume resize reserve_snapshot reserve_snapshot "
+            "cancel_snapshot resize commit suspend set_index_table set_index_table! resize! "
+            "set_quota resume stop_committing close create resume resize commit close "
+            "clear_reusable_blocks create resume resize commit close shutdown ");
+  EXPECT_EQ((*replay()), 29);
+}
+
+TEST_F(OperationLog, IsReadableAtEveryMoment) {
+  TestCache cache(config());
+  work(cache);
+  EXPECT_EQ(*replay(), cache.manager->num_logged_calls()) << "while it is open";
+}
+
+// The process is killed inside a call: the log names it, and everything before it can be done
+// again.
+TEST_F(OperationLog, ACrashLeavesALogThatNamesTheCall) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    TestCache cache(config());
+    SequenceOptions options;
+    const Tokens tokens = numbers(0, 9);
+    options.tokens = tokens;
+    options.priority = [](BlockOrdinal, LayerGroupId) -> Priority {
+      ::kill(::getpid(), SIGKILL);
+      return 0;
+    };
+    Sequence sequence = *cache.manager->create_sequence(options);
+    cache.resume(sequence);
+    cache.compute(sequence, tokens);
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  auto replay = LogReplay::open(path());
+  ASSERT_TRUE(replay.has_value()) << replay.error().text();
+  while (*(*replay)->step()) {
+  }
+  EXPECT_EQ((*replay)->num_calls(), 3) << "create, resume, resize";
+  ASSERT_TRUE((*replay)->interrupted_call().has_value());
+  EXPECT_THAT((*replay)->interrupted_call()->describe(),
+              HasSubstr("call 4, commit of sequence 0 at offset"));
+  EXPECT_EQ((*replay)->sequences()[0].capacity(), 9);
+  (*replay)->manager().audit();
+}
+
+TEST_F(OperationLog, WhatIsCutSaysWhere) {
+  {
+    TestCache cache(config());
+    work(cache);
+  }
+  const std::string whole = bytes();
+  for (const std::size_t size : {std::size_t{0}, std::size_t{20}, std::size_t{47}}) {
+    write(whole.substr(0, size));
+    expect_error(ErrorCode::kDataLoss, fmt::format("of {} bytes is no operation log", size));
+  }
+  write(whole.substr(0, 100));
+  expect_error(ErrorCode::kDataLoss, "is cut at offset 48");
+  for (std::size_t cut = 1; cut < 600; cut += 7) {
+    write(whole.substr(0, whole.size() - cut));
+    expect_error(ErrorCode::kDataLoss, fmt::format("and ends at offset {}", whole.size() - cut));
+  }
+}
+
+// One bit anywhere: no call is made from it unnoticed, and the offset is that of the call.
+TEST_F(OperationLog, WhatIsEditedSaysWhere) {
+  {
+    TestCache cache(config());
+    work(cache);
+  }
+  const std::string whole = bytes();
+  LogHeader header;
+  std::memcpy(&header, whole.data(), sizeof header);
+  for (std::size_t at = 0; at < whole.size(); ++at) {
+    // Nothing follows from padding, and little from the state of the file.
+    if (at % (at < header.first_record ? 29 : 3) == 0) {
+      std::string edited = whole;
+      edited[at] = static_cast<char>(edited[at] ^ (1 << (at % 8)));
+      write(edited);
+      const auto made = replay();
+      const bool is_padding = at >= 48 + header.config_bytes && at < header.first_record;
+      const bool is_state = at >= 12 && at < 16;
+      if (is_padding || is_state) continue;
+      ASSERT_FALSE(made.has_value()) << "byte " << at << " of " << whole.size();
+      EXPECT_NE(made.error().code(), ErrorCode::kInvalidArgument) << made.error().text();
+    }
+  }
+  std::string edited = whole;
+  edited[header.first_record + 1] ^= 8;
+  write(edited);
+  expect_error(ErrorCode::kDataLoss,
+               fmt::format("has been edited at offset {}", header.first_record));
+}
+
+TEST_F(OperationLog, AnotherVersionIsNamed) {
+  { TestCache cache(config()); }
+  std::string other = bytes();
+  other[8] = 9;
+  write(other);
+  expect_error(ErrorCode::kUnimplemented, "has version 9 at offset 8; this program reads 1");
+  other[0] = 'X';
+  write(other);
+  expect_error(ErrorCode::kDataLoss, "at offset 0 it says 'XLKWLOG1'");
+}
+
+TEST_F(OperationLog, NoFileAndAFileThatIsThere) {
+  expect_error(ErrorCode::kNotFound, "cannot open the operation log");
+  write("precious");
+  const auto device = device::make_cpu_device();
+  const auto made = KvCacheManager::create(*device, config());
+  ASSERT_FALSE(made.has_value());
+  EXPECT_EQ(made.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(made.error().text(), HasSubstr("is there already; move it away"));
+  EXPECT_EQ(bytes(), "precious");
+  KvCacheConfig elsewhere = config();
+  elsewhere.operation_log.path = directory_.path() / "no" / "calls";
+  EXPECT_EQ(KvCacheManager::create(*device, std::move(elsewhere)).error().code(),
+            ErrorCode::kUnavailable);
+}
+
+// A manager that cannot be made leaves no log behind.
+TEST_F(OperationLog, GoesWithAManagerThatCouldNotBeMade) {
+  device::CpuDeviceOptions small;
+  small.device_bytes = 4096;
+  const auto device = device::make_cpu_device(small);
+  ASSERT_FALSE(KvCacheManager::create(*device, config()).has_value());
+  EXPECT_FALSE(std::filesystem::exists(path()));
+}
+
+// The manager outlives its log: what is in it is whole.
+TEST_F(OperationLog, EndsWhereItIsFull) {
+  std::vector<std::string> warnings;
+  {
+    KvCacheConfig wanted = config();
+    wanted.operation_log.max_bytes = 1 << 20;
+    wanted.operation_log.warn = [&](std::string_view text) { warnings.emplace_back(text); };
+    TestCache cache(std::move(wanted));
+    for (int i = 0; i < 60; ++i) {
+      const Tokens tokens = numbers(0, 10'000);
+      EXPECT_EQ(cache.create(tokens).num_committed(), 0);
+    }
+  }
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_THAT(warnings[0], HasSubstr("has its 1048576 bytes; calls from here on are not in it"));
+  const auto replay = LogReplay::open(path());
+  ASSERT_TRUE(replay.has_value()) << replay.error().text();
+  EXPECT_TRUE((*replay)->is_log_full());
+  while (*(*replay)->step()) {
+  }
+  EXPECT_EQ((*replay)->num_calls(), 52) << "26 of 40,040 bytes each, made and closed";
+}
+
+// A log of other code, as a call with another ending would be: the call is named.
+TEST_F(OperationLog, ACallThatEndsOtherwiseIsNamed) {
+  {
+    TestCache cache(config());
+    const Sequence sequence = cache.create(numbers(0, 9));
+  }
+  std::string other = bytes();
+  LogHeader header;
+  std::memcpy(&header, other.data(), sizeof header);
+  // The close becomes a refused one, and the check agrees.
+  std::size_t at = header.first_record;
+  LogCheck check;
+  while (at < other.size()) {
+    LogRecord record;
+    std::memcpy(&record, other.data() + at, sizeof record);
+    if (record.kind == static_cast<std::uint8_t>(LoggedKind::kClose)) record.outcome = 4;
+    const std::size_t rest = 8 * (record.num_words + (record.num_answers + 7) / 8);
+    record.check =
+        check.add(record, std::as_bytes(std::span(other).subspan(at + sizeof record, rest)));
+    std::memcpy(other.data() + at, &record, sizeof record);
+    at += sizeof record + rest;
+  }
+  write(other);
+  const auto made = replay();
+  ASSERT_FALSE(made.has_value());
+  EXPECT_THAT(made.error().text(), HasSubstr("call 2, close of sequence 0 at offset"));
+  EXPECT_THAT(made.error().text(),
+              HasSubstr("was refused as ResourceExhausted and now succeeded; the log was made by "
+                        "another program, or edited"));
+}
+
+}  // namespace
+}  // namespace slackwater::cache
