@@ -63,6 +63,7 @@ class KvCacheManagerModel {
     kTable,
     kTakeTurns,
     kQuota,
+    kAdjust,
     kNumOperations
   };
 
@@ -113,6 +114,7 @@ class KvCacheManagerModel {
   std::vector<std::int32_t> all_room() const;
 
   void change_quota();
+  void adjust();
   void take_turns();
   void relieve(Model& refused);
   void suspend();
@@ -145,6 +147,7 @@ class KvCacheManagerModel {
   std::uint64_t disk_fault_permille_ = 0;
   std::int64_t num_faults_ = 0;
   std::int64_t num_runs_ = 0;
+  Nanoseconds now_ = {};
   bool has_priorities_ = false;
   bool guarantees_suspend_ = false;
   CommitPolicy policy_ = CommitPolicy::kEveryBlock;

@@ -265,6 +265,7 @@ Result<void> CacheCore::resize(SequenceState& sequence, std::optional<std::int64
   if (is_within_blocks(sequence, capacity, history)) {
     sequence.capacity = capacity;
     sequence.history = history;
+    sequence.lengths.add(capacity, history);
     return {};
   }
   const WriteLock lock(mutex_);
@@ -274,6 +275,7 @@ Result<void> CacheCore::resize(SequenceState& sequence, std::optional<std::int64
   shrink(sequence, capacity);
   sequence.capacity = capacity;
   sequence.history = history;
+  sequence.lengths.add(capacity, history);
   clean_up();
   return {};
 }
