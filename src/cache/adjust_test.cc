@@ -1,12 +1,14 @@
 // Shares of layer groups that follow the load.
 
 #include <chrono>
+#include <memory>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "cache/manager_test_support.h"
+#include "slackwater/device/sim_device.h"
 #include "testing/temporary_directory.h"
 
 namespace slackwater::cache {
@@ -239,32 +241,36 @@ TEST(Adjust, SleepersFallThroughTiersThatAllLoseSlots) {
 }
 
 // States of sleepers on the last tier stand in no queue; the shrink finds them all the same.
-TEST(Adjust, SuspendedStatesOnTheLastTierSurvive) {
-  const TemporaryDirectory directory;
-  for (const bool has_disk : {false, true}) {
-    KvCacheConfig wanted = config(128 * kKiB);
-    wanted.initial_pool_ratio = {0.4, 0.6};
-    wanted.host_bytes = has_disk ? 64 * kKiB : 512 * kKiB;
-    if (has_disk) wanted.disk_bytes = 1024 * kKiB;
-    wanted.disk.directory = directory.path();
-    wanted.disk.segment_bytes = 64 * kKiB;
-    AdjustCache cache(std::move(wanted));
-    const Tier last = has_disk ? Tier::kDisk : Tier::kHost;
-    // The oldest have left the device first. Those that are kept lie past the end to come.
-    const TokenId count = has_disk ? 48 : 24;
-    const TokenId kept = has_disk ? 26 : 10;
-    std::vector<Sequence> all;
-    for (TokenId i = 0; i < count; ++i) all.push_back(cache.sleeper(1000 * i, 16));
-    all.erase(all.begin() + kept + 4, all.end());
-    all.erase(all.begin(), all.begin() + kept);
-    cache.feed_reuse(30, 160);
-    const std::int32_t before = cache.room(last, 1).total;
-    cache.adjust(seconds(1));
-    EXPECT_LE(cache.room(last, 1).total, has_disk ? kept : before / 2);
-    for (TokenId i = 0; i < 4; ++i) {
-      cache.wake(all[static_cast<std::size_t>(i)], 1000 * (kept + i), 17);
-    }
+void expect_states_survive(Tier last, KvCacheConfig wanted, TokenId num_sleepers, TokenId kept) {
+  wanted.initial_pool_ratio = {0.4, 0.6};
+  AdjustCache cache(std::move(wanted));
+  // The oldest have left the device first. Those that are kept lie past the end to come.
+  std::vector<Sequence> all;
+  for (TokenId i = 0; i < num_sleepers; ++i) all.push_back(cache.sleeper(1000 * i, 16));
+  all.erase(all.begin() + kept + 4, all.end());
+  all.erase(all.begin(), all.begin() + kept);
+  cache.feed_reuse(30, 160);
+  cache.adjust(seconds(1));
+  EXPECT_LE(cache.room(last, 1).total, kept);
+  for (TokenId i = 0; i < 4; ++i) {
+    cache.wake(all[static_cast<std::size_t>(i)], 1000 * (kept + i), 17);
   }
+}
+
+TEST(Adjust, SuspendedStatesOnALastHostSurvive) {
+  KvCacheConfig wanted = config(128 * kKiB);
+  wanted.host_bytes = 512 * kKiB;
+  expect_states_survive(Tier::kHost, std::move(wanted), 24, 10);
+}
+
+TEST(Adjust, SuspendedStatesOnTheDiskSurvive) {
+  const TemporaryDirectory directory;
+  KvCacheConfig wanted = config(128 * kKiB);
+  wanted.host_bytes = 64 * kKiB;
+  wanted.disk_bytes = 1024 * kKiB;
+  wanted.disk.directory = directory.path();
+  wanted.disk.segment_bytes = 64 * kKiB;
+  expect_states_survive(Tier::kDisk, std::move(wanted), 48, 26);
 }
 
 TEST(Adjust, WhatIsRefusedChangesNothing) {
@@ -337,6 +343,35 @@ TEST(Adjust, NeverTakesMoreThanTheQuota) {
   cache.feed(30, 16);
   cache.adjust(seconds(20));
   EXPECT_EQ(cache.room(Tier::kDevice, 1).total, 21);
+}
+
+// A step that is still under way when its sequence is suspended writes where it was told to: pages
+// move once it has.
+TEST(Adjust, WaitsForTheLastStep) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    device::SimOptions sim;
+    sim.seed = seed;
+    AdjustCache cache(config(256 * kKiB), std::make_unique<device::SimDevice>(sim));
+    cache.feed(4, 16);
+    Sequence low = cache.create({});
+    cache.resume(low);
+    ASSERT_TRUE(low.resize(14 * 16).has_value());
+    Sequence high = cache.create({});
+    cache.resume(high);
+    const Tokens tokens = numbers(0, 14 * 16 + 1);
+    const auto front = std::span(tokens).first(14 * 16);
+    ASSERT_TRUE(high.resize(14 * 16).has_value());
+    low.close();
+    const device::Event done = cache.engine.step(high, front, 0);
+    ASSERT_TRUE(high.commit(front, {done, false}).has_value());
+    ASSERT_TRUE(high.suspend().has_value());
+    ASSERT_TRUE(cache.manager->need_adjustment(seconds(1)));
+    cache.adjust(seconds(1));
+    EXPECT_EQ(cache.room(Tier::kDevice, 0).total, 21) << "seven pages had slots beyond";
+    cache.resume(high);
+    cache.compute(high, tokens);
+    EXPECT_EQ(cache.engine.mismatches(), 0) << "seed " << seed;
+  }
 }
 
 // A quota that changes later keeps the shares.
