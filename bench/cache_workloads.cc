@@ -19,6 +19,13 @@
 //   evict     e: one page more in a pool full of idle ones
 //   suspend, resume   g: 2,048 tokens of prompt and 64 generated, at once
 //   memory    bytes of bookkeeping per page of a pool full of finished prompts
+//   adjust    shares change so that 1,000 of 10,000 slots of 36 KiB go to another pool, while a
+//             suspended sequence has all of them and 1,000 low ones are free
+//
+// Beside `adjust` the same pieces are copied by memcpy, in memory that is mapped alike, and as many
+// bytes of memory as change hands are given back and taken, before or after it by turns. Its bar is
+// 80 % of the rate of memcpy, and a millisecond. What the system takes to clear memory for the pool
+// that gains is no move: the share of the bar is told with it and without.
 //
 // `match_cold` and so on are b after everything has been driven out of the processor's caches.
 // f, growth with N, is tools/cache_growth.py: it counts instructions of timed().
@@ -29,6 +36,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -459,6 +467,137 @@ void memory(const Options& options) {
       static_cast<double>(bytes - of_tokens) / static_cast<double>(count));
 }
 
+// What adjust() cannot do without: the copies, and the memory that changes hands.
+struct AdjustFloor {
+  double copy_ns = 0;
+  double memory_ns = 0;
+};
+AdjustFloor adjust_floor(device::Device& device, std::size_t slot_bytes, std::size_t num_slots,
+                         std::size_t num_moved) {
+  constexpr std::size_t kGrain = std::size_t{2} << 20;
+  const auto make = [&](std::size_t bytes) {
+    auto arena = get(device.reserve_arena(device::MemoryKind::kDevice, bytes, kGrain));
+    get(arena->resize(bytes));
+    return arena;
+  };
+  const auto slots = make(num_slots * slot_bytes);
+  const auto other = make(kGrain);
+  AdjustFloor floor;
+  floor.copy_ns = ns_of([&] {
+    for (std::size_t i = 0; i < num_moved; ++i) {
+      std::memcpy(slots->base() + i * slot_bytes,
+                  slots->base() + (num_slots - num_moved + i) * slot_bytes, slot_bytes);
+    }
+  });
+  const auto gainer = get(
+      device.reserve_arena(device::MemoryKind::kDevice, num_moved * slot_bytes + kGrain, kGrain));
+  floor.memory_ns = ns_of([&] {
+    get(slots->resize((num_slots - num_moved) * slot_bytes));
+    get(gainer->resize(num_moved * slot_bytes));
+  });
+  return floor;
+}
+
+// h. One pair of samples: a cache that has just been filled, and its floor.
+class AdjustPair {
+ public:
+  AdjustPair(const Options& options, std::int64_t num_slots)
+      : device_(device::make_cpu_device()), num_slots_(num_slots) {
+    KvCacheConfig config;
+    config.tokens_per_block = options.tokens_per_block;
+    config.layers.resize(2);
+    config.layers[0].buffers = {{"kv", kSlotBytes}};
+    config.layers[1].layer = 1;
+    config.layers[1].kind = Recurrent();
+    // kUsualBlocks blocks beside one state: three quarters of the bytes, where there were five
+    // sixths.
+    config.layers[1].buffers = {{"state", kSlotBytes * kUsualBlocks / 3}};
+    config.grain_bytes = 2 << 20;
+    config.device_bytes = kSlotBytes * num_slots * 12 / 10;
+    config.initial_pool_ratio = {10.0 / 12, 2.0 / 12};
+    config.max_util_for_resume = 1;
+    config.rebalance = {
+        .min_samples = 1, .update_interval = 1, .cooldown = {}, .threshold = 1.01, .decay = 0.5};
+    manager_ = get(KvCacheManager::create(*device_, std::move(config)));
+    stream_ = get(device_->make_stream("compute"));
+  }
+
+  static constexpr std::int64_t kSlotBytes = 36 << 10;
+  static constexpr std::int64_t kUsualBlocks = 30;
+
+  void run(bool is_floor_first) {
+    const std::int64_t block = manager_->tokens_per_block();
+    const auto slots = [&] {
+      return std::int64_t{manager_->room(storage::Tier::kDevice, LayerGroupId(0)).total};
+    };
+    const std::int64_t before = slots();
+    const auto sequence = [&](std::int64_t num_blocks, bool is_dummy) {
+      SequenceOptions sequence_options;
+      sequence_options.is_dummy = is_dummy;
+      Sequence made = get(manager_->create_sequence(sequence_options));
+      get(made.resume(*stream_));
+      get(made.resize(num_blocks * block));
+      return made;
+    };
+    sequence(kUsualBlocks, false).close();
+    // A few more than have to go, which grains may ask for.
+    Sequence low = sequence(before - num_slots_ * 89 / 100, true);
+    Sequence sleeper = sequence(num_slots_ * 89 / 100, true);
+    get(sleeper.suspend());
+    low.close();
+    const std::int64_t expected = num_slots_ / 10;
+    if (is_floor_first) measure_floor(before, expected);
+    adjust_ns = ns_of([&] { get(manager_->adjust(std::chrono::seconds(1))); });
+    num_moved = before - slots();
+    if (!is_floor_first) measure_floor(before, expected);
+    if (num_moved <= 0) fail("no slot has moved");
+  }
+
+  double adjust_ns = 0;
+  AdjustFloor floor;
+  std::int64_t num_moved = 0;
+
+ private:
+  void measure_floor(std::int64_t num_slots, std::int64_t num_moved_then) {
+    floor =
+        adjust_floor(*device_, static_cast<std::size_t>(kSlotBytes),
+                     static_cast<std::size_t>(num_slots), static_cast<std::size_t>(num_moved_then));
+  }
+
+  std::unique_ptr<device::Device> device_;
+  const std::int64_t num_slots_;
+  std::unique_ptr<KvCacheManager> manager_;
+  std::unique_ptr<device::Stream> stream_;
+};
+
+void adjust(const Options& options) {
+  const std::int64_t num_slots = options.is_smoke ? 1000 : 10'000;
+  Samples of_adjust, of_copy, of_memory, of_moves;
+  std::int64_t num_moved = 0;
+  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
+    AdjustPair pair(options, num_slots);
+    pair.run(repetition % 2 == 0);
+    for (const auto& [samples, ns] :
+         {std::pair{&of_adjust, pair.adjust_ns}, std::pair{&of_copy, pair.floor.copy_ns},
+          std::pair{&of_memory, pair.floor.memory_ns},
+          std::pair{&of_moves, pair.adjust_ns - pair.floor.memory_ns}}) {
+      samples->begin_repetition();
+      samples->add(ns);
+    }
+    num_moved = pair.num_moved;
+  }
+  const double bar = of_copy.median() / 0.8 + 1e6;
+  fmt::print(
+      "{{\"workload\":\"adjust\",\"slots\":{},\"moved\":{},\"bytes\":{},\"median_ns\":{:.0f},"
+      "\"spread\":{:.2f},\"memcpy_ns\":{:.0f},\"memory_ns\":{:.0f},\"bar_ns\":{:.0f},"
+      "\"share_of_bar\":{:.2f},\"share_of_bar_beside_memory\":{:.2f},\"repetitions\":{},"
+      "\"commit\":\"{}\",\"cpu\":\"{}\",\"compiler\":\"{}\"}}\n",
+      num_slots, num_moved, num_moved * AdjustPair::kSlotBytes, of_adjust.median(),
+      of_adjust.spread(), of_copy.median(), of_memory.median(), bar, of_adjust.median() / bar,
+      of_moves.median() / bar, of_adjust.repetitions(), commit_name(), cpu_name(), __VERSION__);
+  std::fflush(stdout);
+}
+
 void run(const Options& options) {
   const std::pair<const char*, std::function<void()>> workloads[] = {
       {"grant", [&] { grant(options, 256, false); }},
@@ -473,6 +612,7 @@ void run(const Options& options) {
       {"evict", [&] { evict(options); }},
       {"suspend", [&] { preempt(options); }},
       {"memory", [&] { memory(options); }},
+      {"adjust", [&] { adjust(options); }},
   };
   for (const auto& [name, work] : workloads) {
     if (!options.only.empty() && options.only != name) continue;

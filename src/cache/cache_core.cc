@@ -40,7 +40,8 @@ Digest128 layout_digest(const KvCacheConfig& config, const LayerGroups& groups) 
 CacheCore::CacheCore(KvCacheConfig config)
     : config_(std::move(config)),
       block_shift_(std::countr_zero(static_cast<std::uint32_t>(config_.tokens_per_block))),
-      digests_(config_.text_only) {}
+      digests_(config_.text_only),
+      tuner_(config_.rebalance) {}
 
 CacheCore::~CacheCore() {
   SLACKWATER_CHECK(num_open_ == 0, "{} sequences are still open", num_open_);

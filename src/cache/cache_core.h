@@ -17,6 +17,7 @@
 #include "cache/prefix_match.h"
 #include "cache/residency.h"
 #include "cache/sequence_state.h"
+#include "cache/tuner.h"
 #include "cache/write_first_mutex.h"
 #include "slackwater/cache/kv_cache_manager.h"
 
@@ -38,6 +39,8 @@ class CacheCore final : public RunOwners {
   Result<void> shutdown();
   Result<void> set_quota(Tier tier, std::int64_t bytes);
   std::int64_t quota(Tier tier) const;
+  bool need_adjustment(Nanoseconds now) const;
+  Result<void> adjust(Nanoseconds now);
   Result<SequenceState*> create_sequence(const SequenceOptions& options);
   MatchDepths probe_reuse(const ReuseScope& scope, std::span<const TokenId> tokens) const;
   std::vector<std::int64_t> snapshot_points(const MatchDepths& match,
@@ -111,6 +114,11 @@ class CacheCore final : public RunOwners {
   Result<void> check_suspended(const char* call) const;
   Result<void> check_quota(Tier tier, std::int64_t bytes) const;
   void wait_for_last_uses();
+  std::vector<double> wanted_ratios(Tier tier) const;
+  Residency::TierSlots wanted_slots() const;
+  Result<void> plan_tiers(const Residency::TierSlots& slots);
+  Result<void> change_tiers(const Residency::TierSlots& slots,
+                            const std::function<Result<void>(Tier)>& change);
 
   // Layer groups.
   std::size_t num_groups() const { return kinds_.size(); }
@@ -264,6 +272,7 @@ class CacheCore final : public RunOwners {
   // Nodes that may have nothing left to be there for; looked at when an operation ends.
   std::vector<NodeIndex> to_tidy_;
   CacheCounters counters_;
+  Tuner tuner_;
   // Used by one operation at a time, kept so that steps allocate nothing.
   std::vector<std::int32_t> needed_;
   std::vector<BlockRange> stale_;

@@ -57,6 +57,8 @@ Result<void> KvCacheManager::set_quota(storage::Tier tier, std::int64_t bytes) {
       [&] { return core_->set_quota(tier, bytes); });
 }
 std::int64_t KvCacheManager::quota(storage::Tier tier) const { return core_->quota(tier); }
+bool KvCacheManager::need_adjustment(Nanoseconds now) const { return core_->need_adjustment(now); }
+Result<void> KvCacheManager::adjust(Nanoseconds now) { return core_->adjust(now); }
 
 Result<Sequence> KvCacheManager::create_sequence(const SequenceOptions& options) {
   SLACKWATER_ASSIGN_OR_RETURN(

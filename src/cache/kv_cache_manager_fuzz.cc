@@ -43,6 +43,7 @@ TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
   EXPECT_GT(sum.turns, 0);
   EXPECT_GT(sum.quotas, 0);
   EXPECT_GT(sum.calls_replayed, 0);
+  EXPECT_GT(sum.adjusts, 0);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // What concerns all sequences: rooms, time, the end.
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -47,6 +48,34 @@ void KvCacheManagerModel::change_quota() {
   if (num_faults_ > 0) return;
   ASSERT_EQ(manager_->quota(tier), before);
   ASSERT_EQ(all_room(*manager_), room) << changed.error().text();
+}
+
+// Shares follow the sequences that have ended; what is refused, or not needed, changes nothing.
+void KvCacheManagerModel::adjust() {
+  if (below(2) != 0) return;
+  now_ += Nanoseconds(below(100));
+  if (random_sequence(SequenceStatus::kActive) != nullptr) {
+    ASSERT_EQ(manager_->adjust(now_).error().code(), ErrorCode::kFailedPrecondition);
+  }
+  suspend_all();
+  while (!failing_.empty()) learn_of_failures();
+  const bool is_needed = manager_->need_adjustment(now_);
+  const std::vector<std::int32_t> room = all_room();
+  const auto adjusted = manager_->adjust(now_);
+  if (adjusted.has_value() && is_needed) {
+    ++tally_.adjusts;
+    // It may be too small now for whoever has run.
+    for (Model& model : models_) model.was_resumed = false;
+    ASSERT_FALSE(manager_->need_adjustment(now_ + std::chrono::hours(1)));
+    return;
+  }
+  if (!adjusted.has_value()) {
+    ASSERT_TRUE(adjusted.error().code() == ErrorCode::kResourceExhausted || num_faults_ > 0)
+        << adjusted.error().text();
+    ASSERT_TRUE(is_needed);
+    if (num_faults_ > 0) return;
+  }
+  ASSERT_EQ(all_room(), room);
 }
 
 // Whoever has run once can run again, whatever the others hold: first in, first out.

@@ -69,6 +69,11 @@ void KvCacheManagerModel::start(std::uint64_t seed) {
     config.guarantee_suspend = guarantees_suspend_ = true;
     config.host_bytes = std::max(config.host_bytes, min_quotas(config)->host_bytes);
   }
+  config.rebalance = {.min_samples = static_cast<std::int64_t>(below(6)),
+                      .update_interval = 1 + static_cast<std::int64_t>(below(3)),
+                      .cooldown = Nanoseconds(below(2) * 50),
+                      .threshold = 1.05,
+                      .decay = 0.5};
   has_priorities_ = below(3) == 0;
   is_logged_ = below(4) == 0;
   if (is_logged_) config.operation_log.path = directory_ / "calls";
@@ -104,6 +109,7 @@ void KvCacheManagerModel::step() {
     case kTable: return table();
     case kTakeTurns: return take_turns();
     case kQuota: return change_quota();
+    case kAdjust: return adjust();
     default: return;
   }
 }
@@ -140,6 +146,7 @@ void KvCacheManagerModel::create() {
   options.scope = model.scope;
   options.tokens = model.tokens;
   options.request = RequestId(next_request_++);
+  options.is_dummy = below(8) == 0;
   if (has_priorities_) {
     options.priority = [salt = random_()](BlockOrdinal block, LayerGroupId group) {
       return static_cast<Priority>((salt >> ((block.value() / 3 + group.value()) % 8)) % 3 * 40);

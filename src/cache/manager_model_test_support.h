@@ -64,6 +64,7 @@ class KvCacheManagerModel {
     kTable,
     kTakeTurns,
     kQuota,
+    kAdjust,
     kNumOperations
   };
 
@@ -114,6 +115,7 @@ class KvCacheManagerModel {
   static std::vector<std::int32_t> all_room(const KvCacheManager& manager);
 
   void change_quota();
+  void adjust();
   void take_turns();
   void relieve(Model& refused);
   void suspend();
@@ -154,6 +156,7 @@ class KvCacheManagerModel {
   std::uint64_t disk_fault_permille_ = 0;
   std::int64_t num_faults_ = 0;
   std::int64_t num_runs_ = 0;
+  Nanoseconds now_ = {};
   bool has_priorities_ = false;
   bool guarantees_suspend_ = false;
   bool is_logged_ = false;

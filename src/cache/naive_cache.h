@@ -60,6 +60,7 @@ struct Tally {
   std::int64_t turns = 0;
   std::int64_t quotas = 0;
   std::int64_t calls_replayed = 0;
+  std::int64_t adjusts = 0;  // that changed something
 
   void add(const Tally& other) {
     steps_judged += other.steps_judged;
@@ -75,6 +76,7 @@ struct Tally {
     turns += other.turns;
     quotas += other.quotas;
     calls_replayed += other.calls_replayed;
+    adjusts += other.adjusts;
   }
 };
 

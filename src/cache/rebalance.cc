@@ -1,4 +1,4 @@
-// Quotas that change while sequences sleep.
+// Quotas and shares that change while sequences sleep.
 
 #include <algorithm>
 
@@ -52,16 +52,90 @@ Result<void> CacheCore::set_quota(Tier tier, std::int64_t bytes) {
   const WriteLock lock(mutex_);
   SLACKWATER_RETURN_IF_ERROR(check_suspended("set_quota"));
   SLACKWATER_RETURN_IF_ERROR(check_quota(tier, bytes));
-  SLACKWATER_ASSIGN_OR_RETURN(const std::vector<std::int64_t> slots,
-                              store_->plan_quota(tier, bytes));
-  SLACKWATER_RETURN_IF_ERROR(residency_->check_fits(tier, slots));
+  Residency::TierSlots slots;
+  SLACKWATER_ASSIGN_OR_RETURN(slots[index_of(tier)], store_->plan_quota(tier, bytes));
+  SLACKWATER_RETURN_IF_ERROR(plan_tiers(slots));
+  return change_tiers(slots, [&](Tier) { return store_->set_quota(tier, bytes); });
+}
+
+Result<void> CacheCore::plan_tiers(const Residency::TierSlots& slots) {
+  for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kDisk}) {
+    if (slots[index_of(tier)].empty()) continue;
+    SLACKWATER_RETURN_IF_ERROR(residency_->check_fits(tier, slots[index_of(tier)]));
+  }
+  return residency_->plan_tiers(slots);
+}
+
+// As planned: coldest tier first, so that what leaves a warmer one finds the slots that are meant
+// for it.
+Result<void> CacheCore::change_tiers(const Residency::TierSlots& slots,
+                                     const std::function<Result<void>(Tier)>& change) {
   wait_for_last_uses();
-  residency_->tier_will_change(tier);
-  Result<void> changed = residency_->vacate(tier, slots);
-  if (changed.has_value()) changed = store_->set_quota(tier, bytes);
+  Result<void> changed;
+  for (const Tier tier : {Tier::kDisk, Tier::kHost, Tier::kDevice}) {
+    if (!store_->has_tier(tier)) continue;
+    changed = residency_->leave(tier);
+    if (!changed.has_value()) break;
+    if (slots[index_of(tier)].empty()) continue;
+    residency_->tier_will_change(tier);
+    changed = change(tier);
+    if (!changed.has_value()) break;
+  }
   residency_->tier_has_changed();
   clean_up();
   return changed;
+}
+
+// What sequences of these days hold of each layer group, in bytes of the device: while they run;
+// on colder tiers, what is kept of them.
+std::vector<double> CacheCore::wanted_ratios(Tier tier) const {
+  const Tuner::Shape shape = *tuner_.shape();
+  const SequenceDesc sequence = tier == Tier::kDevice ? SequenceDesc{shape.capacity, shape.history}
+                                                      : SequenceDesc{shape.reused, shape.reused};
+  std::vector<double> ratios;
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    const std::int64_t pages = std::max<std::int64_t>(1, kind(g).batch_slots({{sequence}, 0}));
+    ratios.push_back(static_cast<double>(pages) *
+                     static_cast<double>(groups_.groups()[g].page_bytes));
+  }
+  return ratios;
+}
+
+// The slots of each tier that is off. What is compared is what the solver makes of the shares, with
+// floors and whole grains: so a tier that has just been adjusted is not off.
+Residency::TierSlots CacheCore::wanted_slots() const {
+  Residency::TierSlots all;
+  for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kDisk}) {
+    if (!store_->has_tier(tier)) continue;
+    const auto wanted = store_->plan_ratios(tier, wanted_ratios(tier));
+    SLACKWATER_CHECK(wanted.has_value(), "shares of what the {} has: {}", storage::to_string(tier),
+                     wanted.error().text());
+    bool is_off = false;
+    for (const LayerGroupDesc& group : groups_.groups()) {
+      const auto present = store_->pool_stats(tier, group.id).num_slots;
+      is_off |= tuner_.is_off(static_cast<double>(present),
+                              static_cast<double>((*wanted)[store_->pool_group(tier, group.id)]));
+    }
+    if (is_off) all[index_of(tier)] = *wanted;
+  }
+  return all;
+}
+
+bool CacheCore::need_adjustment(Nanoseconds now) const {
+  const ReadLock lock(mutex_);
+  return tuner_.may_rebalance(now) && wanted_slots() != Residency::TierSlots();
+}
+
+Result<void> CacheCore::adjust(Nanoseconds now) {
+  const WriteLock lock(mutex_);
+  SLACKWATER_RETURN_IF_ERROR(check_suspended("adjust"));
+  if (!tuner_.may_rebalance(now)) return {};
+  const Residency::TierSlots slots = wanted_slots();
+  if (slots == Residency::TierSlots()) return {};
+  SLACKWATER_RETURN_IF_ERROR(plan_tiers(slots));
+  tuner_.note_rebalance(now);
+  return change_tiers(slots,
+                      [&](Tier tier) { return store_->set_ratios(tier, wanted_ratios(tier)); });
 }
 
 }  // namespace slackwater::cache

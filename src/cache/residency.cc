@@ -359,12 +359,23 @@ Result<void> Residency::plan_tier(Tier tier, std::vector<Victim*>& arriving,
   std::vector<std::int32_t> room(queues_[t].size());
   for (std::size_t pool = 0; pool < room.size(); ++pool) {
     room[pool] = room_on(tier, pool) + (leaving.empty() ? 0 : leaving[pool]);
-    const auto num_arriving = static_cast<std::int32_t>(
-        std::count_if(arriving.begin(), arriving.end(), [&](const Victim* victim) {
-          return pool_of(tier, LayerGroupId(victim->key.group)) == pool;
-        }));
-    if (num_arriving > room[pool]) room[pool] += pick(tier, pool, num_arriving - room[pool]);
+    const std::int32_t count = num_arriving(tier, pool, arriving);
+    if (count > room[pool]) room[pool] += pick(tier, pool, count - room[pool]);
   }
+  return place_arriving(tier, arriving, room);
+}
+
+std::int32_t Residency::num_arriving(Tier tier, std::size_t pool,
+                                     std::span<Victim* const> arriving) const {
+  return static_cast<std::int32_t>(
+      std::count_if(arriving.begin(), arriving.end(), [&](const Victim* victim) {
+        return pool_of(tier, LayerGroupId(victim->key.group)) == pool;
+      }));
+}
+
+// In slots for which there is room, or which others leave that are in the plan already.
+Result<void> Residency::place_arriving(Tier tier, std::vector<Victim*>& arriving,
+                                       std::vector<std::int32_t>& room) {
   // Held ones first, then by priority; of equals those that came from a warmer tier first.
   for (std::size_t i = 0; i < arriving.size(); ++i) {
     arriving[i]->arrival = static_cast<std::uint32_t>(i);
@@ -388,7 +399,7 @@ Result<void> Residency::plan_tier(Tier tier, std::vector<Victim*>& arriving,
       going_on.push_back(victim);
     }
   }
-  for (Victim& victim : victims_[t]) going_on.push_back(&victim);
+  for (Victim& victim : victims_[index_of(tier)]) going_on.push_back(&victim);
   arriving = std::move(going_on);
   return {};
 }
@@ -396,13 +407,17 @@ Result<void> Residency::plan_tier(Tier tier, std::vector<Victim*>& arriving,
 // Coldest tier first, so that what arrives finds room.
 Result<void> Residency::apply() {
   for (const Tier tier : {Tier::kDisk, Tier::kHost, Tier::kDevice}) {
-    if (victims_[index_of(tier)].empty()) continue;
-    drop_victims(tier);
-    if (tier == last_tier_) continue;
-    SLACKWATER_RETURN_IF_ERROR(move_victims(tier, Tier::kDisk));
-    SLACKWATER_RETURN_IF_ERROR(move_victims(tier, Tier::kHost));
+    SLACKWATER_RETURN_IF_ERROR(leave(tier));
   }
   return {};
+}
+
+Result<void> Residency::leave(Tier tier) {
+  if (victims_[index_of(tier)].empty()) return {};
+  drop_victims(tier);
+  if (tier == last_tier_) return {};
+  SLACKWATER_RETURN_IF_ERROR(move_victims(tier, Tier::kDisk));
+  return move_victims(tier, Tier::kHost);
 }
 
 // Where a page of the plan stands now: snapshots of a run move up when one of them leaves.

@@ -115,8 +115,12 @@ class Residency {
   };
   Result<void> recall(std::span<const PageRef> pages, std::span<const std::int32_t> needed);
 
-  // Pages leave a tier until no more lie there than `num_slots` [pool groups]; none is locked.
-  Result<void> vacate(Tier tier, std::span<const std::int64_t> num_slots);
+  // Slots that tiers are to have [tiers][pool groups]; empty for a tier that stays as it is.
+  using TierSlots = std::array<std::vector<std::int64_t>, kNumTiers>;
+  // Who leaves its tier when they have so many, and where it goes; none is locked.
+  Result<void> plan_tiers(const TierSlots& slots);
+  // Whoever has to leave a tier does. Colder ones have what was planned for them by then.
+  Result<void> leave(Tier tier);
   // Whether what is pinned would still fit a host of so many slots, where that is guaranteed.
   Result<void> check_fits(Tier tier, std::span<const std::int64_t> num_slots) const;
   // Slots of a tier come or go in between.
@@ -174,6 +178,11 @@ class Residency {
   void count_disk_swap_slots();
   Result<void> plan_tier(Tier tier, std::vector<Victim*>& arriving,
                          std::span<const std::int32_t> leaving);
+  Result<void> plan_change(Tier tier, std::vector<Victim*>& arriving,
+                           std::span<const std::int64_t> num_slots);
+  Result<void> place_arriving(Tier tier, std::vector<Victim*>& arriving,
+                              std::vector<std::int32_t>& room);
+  std::int32_t num_arriving(Tier tier, std::size_t pool, std::span<Victim* const> arriving) const;
   Result<void> apply();
   void drop_victims(Tier tier);
   Result<void> move_victims(Tier from, Tier to);

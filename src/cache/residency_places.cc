@@ -128,11 +128,29 @@ Result<void> Residency::recall(std::span<const PageRef> pages,
   return change_places(std::move(coming));
 }
 
-Result<void> Residency::vacate(Tier tier, std::span<const std::int64_t> num_slots) {
+// Warmest tier first: what leaves one arrives at the next, which may lose slots itself.
+Result<void> Residency::plan_tiers(const TierSlots& slots) {
   for (auto& victims : victims_) victims.clear();
+  std::vector<Victim*> arriving;
+  for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kDisk}) {
+    if (!store_.has_tier(tier)) continue;
+    if (slots[index_of(tier)].empty() || SLACKWATER_MUTANT(plans_with_the_old_slots)) {
+      SLACKWATER_RETURN_IF_ERROR(plan_tier(tier, arriving, {}));
+    } else {
+      SLACKWATER_RETURN_IF_ERROR(plan_change(tier, arriving, slots[index_of(tier)]));
+    }
+  }
+  return {};
+}
+
+// As plan_tier(), where the tier will have other slots, and those beyond them have to be left.
+Result<void> Residency::plan_change(Tier tier, std::vector<Victim*>& arriving,
+                                    std::span<const std::int64_t> num_slots) {
+  const Tier swaps = store_.has_tier(Tier::kHost) ? Tier::kHost : Tier::kDisk;
+  std::vector<std::int32_t> room(num_slots.size());
   for (std::size_t pool = 0; pool < num_slots.size(); ++pool) {
-    const std::int64_t leaving = num_occupied(tier, pool) - num_slots[pool];
-    if (leaving <= 0) continue;
+    const std::int64_t left = num_slots[pool] - num_occupied(tier, pool);
+    const std::int64_t leaving = std::max<std::int64_t>(0, -left);
     const std::int32_t evictable = evictable_[index_of(tier)][pool];
     if (evictable < leaving) {
       return make_error(ErrorCode::kResourceExhausted,
@@ -140,10 +158,16 @@ Result<void> Residency::vacate(Tier tier, std::span<const std::int64_t> num_slot
                         "and {} may; close some sequences first",
                         leaving, pool, storage::to_string(tier), num_slots[pool], evictable);
     }
-    pick(tier, pool, static_cast<std::int32_t>(leaving));
+    const std::int64_t kept_free =
+        tier == swaps ? std::min<std::int64_t>(kSwapSlots, num_slots[pool] / 2) : 0;
+    room[pool] = static_cast<std::int32_t>(std::max<std::int64_t>(0, left - kept_free));
+    const std::int64_t wanted =
+        leaving + std::max(0, num_arriving(tier, pool, arriving) - room[pool]);
+    if (wanted == 0) continue;
+    room[pool] +=
+        pick(tier, pool, static_cast<std::int32_t>(wanted)) - static_cast<std::int32_t>(leaving);
   }
-  SLACKWATER_RETURN_IF_ERROR(plan_below(tier, {}, {}));
-  return apply();
+  return place_arriving(tier, arriving, room);
 }
 
 Result<void> Residency::check_fits(Tier tier, std::span<const std::int64_t> num_slots) const {

@@ -137,6 +137,7 @@ Result<SequenceState*> CacheCore::create_sequence(const SequenceOptions& options
   sequence.request = options.request;
   sequence.scope = options.scope;
   sequence.priority = options.priority;
+  sequence.is_dummy = options.is_dummy && !SLACKWATER_MUTANT(dummies_feed_the_tuner);
   sequence.match = match.depths;
   const std::int64_t reused = match.depths.reused;
   sequence.leaf = reused == 0 ? tree_->find_or_add_root(options.scope) : realize(match, reused);
@@ -163,6 +164,7 @@ Result<SequenceState*> CacheCore::create_sequence(const SequenceOptions& options
   }
   ++num_open_;
   if (reused > 0 && !residency_->fits_host()) forget_match(sequence);
+  if (!sequence.is_dummy) tuner_.note_begin(sequence.match.reused);
   clean_up();
   return &sequence;
 }
@@ -201,6 +203,7 @@ void CacheCore::close(SequenceState& sequence) {
   release_snapshots(sequence, last_use);
   pin_path(sequence.leaf, change, last_use);
   digests_.release(sequence.unpublished);
+  if (!sequence.is_dummy) tuner_.note_end(sequence.lengths);
   const std::uint32_t index = sequence.index;
   sequence = SequenceState();
   sequence.index = index;

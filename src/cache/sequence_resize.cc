@@ -276,6 +276,7 @@ bool CacheCore::resize_within_blocks(SequenceState& sequence,
   sequence.may_be_ahead |= capacity > sequence.num_committed;
   sequence.capacity = capacity;
   sequence.history = history;
+  sequence.lengths.add(capacity, history);
   return true;
 }
 
@@ -292,6 +293,7 @@ Result<void> CacheCore::resize(SequenceState& sequence, std::optional<std::int64
   shrink(sequence, capacity);
   sequence.capacity = capacity;
   sequence.history = history;
+  sequence.lengths.add(capacity, history);
   clean_up();
   return {};
 }

@@ -7,6 +7,7 @@
 
 #include "cache/block_tree.h"
 #include "cache/page_run.h"
+#include "cache/tuner.h"
 #include "slackwater/cache/sequence.h"
 
 namespace slackwater::cache {
@@ -45,6 +46,8 @@ struct SequenceState {
   PriorityCallback priority;
   MatchDepths match;
   std::uint64_t round = 0;  // suspensions so far
+  bool is_dummy = false;    // counts in no statistics and no averages
+  LengthSums lengths;
 
   NodeIndex leaf = kNoNode;          // where the path ends; the root where there is none
   std::int64_t num_path_blocks = 0;  // the last one matched in part before the first resume

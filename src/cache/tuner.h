@@ -9,6 +9,19 @@
 
 namespace slackwater::cache {
 
+// How long a sequence is while it runs: a sample per resize, so that averages can be told.
+struct LengthSums {
+  double num_samples = 0;
+  double capacity = 0;
+  double history = 0;
+
+  void add(std::int64_t capacity_now, std::int64_t history_now) {
+    num_samples += 1;
+    capacity += static_cast<double>(capacity_now);
+    history += static_cast<double>(history_now);
+  }
+};
+
 // What sequences are like these days: moving averages of what was reused, and of how long sequences
 // are while they run. So the shares of layer groups can follow the load.
 //
@@ -29,6 +42,11 @@ class Tuner {
   void note_begin(std::int64_t reused);
   // One that had room ended; both are averages over its life, in tokens.
   void note_end(double capacity, double history);
+  // The same, where it had any room at all.
+  void note_end(const LengthSums& lengths) {
+    if (lengths.capacity == 0) return;
+    note_end(lengths.capacity / lengths.num_samples, lengths.history / lengths.num_samples);
+  }
 
   // The sequence that stands for all of them, in tokens; nothing before the first update.
   struct Shape {

@@ -1,6 +1,7 @@
 #include "slackwater/storage/pool_group.h"
 
 #include <cstring>
+#include <utility>
 
 #include "slackwater/base/check.h"
 #include "slackwater/base/mutant.h"
@@ -102,7 +103,7 @@ Result<void> PoolGroup::grow(std::int32_t num_slots) {
   return {};
 }
 
-Result<void> PoolGroup::shrink(std::int32_t num_slots, const MoveSlot& move) {
+Result<void> PoolGroup::shrink(std::int32_t num_slots, const MoveSlots& move) {
   SLACKWATER_CHECK(0 <= num_slots && num_slots <= this->num_slots(), "shrink from {} to {} slots",
                    this->num_slots(), num_slots);
   if (slots_.num_occupied() > num_slots) {
@@ -112,12 +113,15 @@ Result<void> PoolGroup::shrink(std::int32_t num_slots, const MoveSlot& move) {
         slots_.num_occupied(), num_slots, this->num_slots(), slots_.num_occupied() - num_slots);
   }
   slots_.begin_shrink(num_slots);
+  std::vector<SlotMove> moves;
   for (const SlotId from : slots_.slots_to_vacate()) {
-    const auto to = slots_.allocate();
+    auto to = slots_.allocate();
     SLACKWATER_CHECK(to.has_value(), "pool group '{}': no slot below {} for slot {}", name(),
                      num_slots, from.value());
-    slots_.release(from, move(from, *to));
+    moves.push_back({from, *std::move(to), {}});
   }
+  if (!moves.empty()) move(moves);
+  for (const SlotMove& done : moves) slots_.release(done.from, done.moved);
   for (const device::Event& last_use : slots_.finish_shrink()) {
     if (!SLACKWATER_MUTANT(shrink_without_waiting)) last_use.wait();
   }

@@ -40,14 +40,15 @@ class PoolGroupTest : public testing::Test {
 };
 
 // A move that copies by hand, at once.
-PoolGroup::MoveSlot copy_within(PoolGroup& group) {
-  return [&group](SlotId from, const SlotGrant& to) {
-    to.ready.wait();
-    for (std::size_t pool = 0; pool < group.slot_bytes().size(); ++pool) {
-      std::memcpy(group.address(pool, to.slot), group.address(pool, from),
-                  static_cast<std::size_t>(group.slot_bytes()[pool]));
+PoolGroup::MoveSlots copy_within(PoolGroup& group) {
+  return [&group](std::span<SlotMove> moves) {
+    for (const SlotMove& move : moves) {
+      move.to.ready.wait();
+      for (std::size_t pool = 0; pool < group.slot_bytes().size(); ++pool) {
+        std::memcpy(group.address(pool, move.to.slot), group.address(pool, move.from),
+                    static_cast<std::size_t>(group.slot_bytes()[pool]));
+      }
     }
-    return device::Event();
   };
 }
 
@@ -99,9 +100,11 @@ TEST_F(PoolGroupTest, AShrinkMovesWhatLiesPastTheEnd) {
   const auto copy = copy_within(*group);
   ASSERT_TRUE(group
                   ->shrink(4,
-                           [&](SlotId from, const SlotGrant& to) {
-                             moves.emplace_back(from, to.slot);
-                             return copy(from, to);
+                           [&](std::span<SlotMove> all) {
+                             for (const SlotMove& move : all) {
+                               moves.emplace_back(move.from, move.to.slot);
+                             }
+                             copy(all);
                            })
                   .has_value());
   EXPECT_EQ(moves, (std::vector<std::pair<SlotId, SlotId>>{
@@ -116,10 +119,8 @@ TEST_F(PoolGroupTest, AShrinkThatDoesNotFitMovesNothing) {
   const auto group = make({64});
   ASSERT_TRUE(group->grow(8).has_value());
   for (int i = 0; i < 5; ++i) static_cast<void>(group->allocate());
-  const auto refused = group->shrink(4, [](SlotId, const SlotGrant&) {
-    ADD_FAILURE() << "a slot was moved";
-    return device::Event();
-  });
+  const auto refused =
+      group->shrink(4, [](std::span<SlotMove>) { ADD_FAILURE() << "a slot was moved"; });
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code(), ErrorCode::kResourceExhausted);
   EXPECT_THAT(refused.error().text(), HasSubstr("5 slots are occupied, 4 would be left of 8"));

@@ -24,6 +24,12 @@ constexpr std::size_t index_of(LayerGroupId group) {
 // Parts of the staging memory: one is filled, one is on its way, and two wait for neither.
 constexpr std::size_t kStagingParts = 4;
 
+std::int64_t grain_of(Tier tier, std::int64_t asked, std::int64_t quota) {
+  if (asked > 0) return asked;
+  if (tier == Tier::kDevice) return device_grain_bytes(quota);
+  return tier == Tier::kHost ? kHostGrainBytes : kDiskGrainBytes;
+}
+
 }  // namespace
 
 std::string_view to_string(Tier tier) {
@@ -67,20 +73,15 @@ Result<void> TieredStore::configure(TieredStoreOptions& options) {
     state.quota = quotas[index_of(tier)];
     state.max_bytes = std::max(maxima[index_of(tier)], state.quota);
     state.grain = grain_of(tier, grains[index_of(tier)], state.quota);
+    for (const LayerGroup& group : layer_groups_) state.ratios.push_back(group.spec.ratio);
     if (state.quota == 0) continue;
     SLACKWATER_RETURN_IF_ERROR(tier == Tier::kDisk ? make_disk(options) : make_pools(tier));
-    SLACKWATER_RETURN_IF_ERROR(resize(tier, state.quota, ratios()));
+    SLACKWATER_RETURN_IF_ERROR(resize(tier, state.quota, state.ratios));
   }
   SLACKWATER_ASSIGN_OR_RETURN(copies_, CopyEngine::create(device_, "copy", options.copy_threads));
   SLACKWATER_ASSIGN_OR_RETURN(staging_copies_, CopyEngine::create(device_, "staging", 1));
   SLACKWATER_ASSIGN_OR_RETURN(disk_stream_, device_.make_stream("disk"));
   return {};
-}
-
-std::int64_t TieredStore::grain_of(Tier tier, std::int64_t asked, std::int64_t quota) const {
-  if (asked > 0) return asked;
-  if (tier == Tier::kDevice) return device_grain_bytes(quota);
-  return tier == Tier::kHost ? kHostGrainBytes : kDiskGrainBytes;
 }
 
 // Layer groups with equal slots share a pool group on the device, those with equal blobs one off
@@ -430,10 +431,6 @@ Result<TieredStore::HostReservation> TieredStore::reserve_host(LayerGroupId grou
   return reservation;
 }
 
-void TieredStore::give_back_reservation(std::size_t cold_group, std::int32_t num_pages) {
-  reserved_[cold_group] -= num_pages;
-}
-
 TieredStore::HostReservation::HostReservation(HostReservation&& other) noexcept
     : store_(std::exchange(other.store_, nullptr)),
       layer_group_(other.layer_group_),
@@ -451,7 +448,7 @@ TieredStore::HostReservation& TieredStore::HostReservation::operator=(
 }
 
 void TieredStore::HostReservation::cancel() {
-  if (store_ != nullptr) store_->give_back_reservation(cold_group_, num_pages_);
+  if (store_ != nullptr) store_->reserved_[cold_group_] -= num_pages_;
   store_ = nullptr;
   num_pages_ = 0;
 }

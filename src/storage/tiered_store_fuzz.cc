@@ -362,12 +362,18 @@ class TieredStoreModel {
   }
 
   void set_ratios() {
+    const Tier tier = static_cast<Tier>(below(kNumTiers));
     std::vector<double> ratios(kNumGroups);
     for (double& ratio : ratios) ratio = static_cast<double>(1 + below(9));
-    const auto changed = store_->set_ratios(ratios);
+    const auto planned = store_->plan_ratios(tier, ratios);
+    const auto changed = store_->set_ratios(tier, ratios);
     if (!changed.has_value()) {
-      ASSERT_EQ(changed.error().code(), ErrorCode::kResourceExhausted) << changed.error().text();
+      ASSERT_TRUE(changed.error().code() == ErrorCode::kResourceExhausted ||
+                  !store_->has_tier(tier))
+          << changed.error().text();
+      return;
     }
+    ASSERT_EQ(*store_->plan_quota(tier, store_->quota(tier)), *planned);
   }
 
   void verify() {

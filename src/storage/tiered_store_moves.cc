@@ -92,7 +92,7 @@ Result<void> TieredStore::migrate(std::span<const PageId> pages, HostReservation
                               plan_migration(pages, Tier::kHost, &reservation));
   const auto used = static_cast<std::int32_t>(plan.size());
   reservation.num_pages_ -= used;
-  give_back_reservation(reservation.cold_group_, used);
+  reserved_[reservation.cold_group_] -= used;
   apply_migration(std::move(plan), Tier::kHost);
   return {};
 }
@@ -433,6 +433,8 @@ void TieredStore::move_frame(std::size_t group, SlotId from, const SlotGrant& to
     return true;
   });
   part.done(disk_stream_->record());
+  const std::string& name = layer_groups_[batch.layer_group].spec.name;
+  if (SLACKWATER_MUTANT(adjust_forgets_states) && name.ends_with("recurrent")) return;
   --num_pages_[static_cast<std::size_t>(Tier::kDisk)];
   place(index, Tier::kDisk, to.slot);
   pages_[index].ready = job->results[0].event();

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
 #include "slackwater/base/numeric.h"
 #include "slackwater/storage/tiered_store.h"
 #include "storage/staging.h"
@@ -20,13 +22,20 @@ std::int64_t saturating_add(std::int64_t a, std::int64_t b) {
   return std::min(kMostSlots, a + std::min(b, kMostSlots));
 }
 
-}  // namespace
-
-std::vector<double> TieredStore::ratios() const {
-  std::vector<double> ratios;
-  for (const LayerGroup& group : layer_groups_) ratios.push_back(group.spec.ratio);
-  return ratios;
+// Every pool's bytes of all slots that are left: one batch a pool.
+void copy_slots(device::Stream& stream, const PoolGroup& pools, std::span<SlotMove* const> moves) {
+  for (std::size_t pool = 0; pool < pools.slot_bytes().size(); ++pool) {
+    device::CopyBatch copy;
+    copy.piece_bytes = static_cast<std::size_t>(pools.slot_bytes()[pool]);
+    copy.pieces.reserve(moves.size());
+    for (const SlotMove* move : moves) {
+      copy.pieces.push_back({pools.address(pool, move->to.slot), pools.address(pool, move->from)});
+    }
+    stream.copy(std::move(copy));
+  }
 }
+
+}  // namespace
 
 // The least slots of a pool group, whatever its share.
 std::int32_t TieredStore::min_slots_left(Tier tier, std::size_t group) const {
@@ -97,7 +106,7 @@ Result<std::vector<std::int64_t>> TieredStore::solve(Tier tier, std::int64_t quo
 
 Result<void> TieredStore::set_quota(Tier tier, std::int64_t bytes) {
   SLACKWATER_RETURN_IF_ERROR(plan_quota(tier, bytes));
-  return resize(tier, bytes, ratios());
+  return resize(tier, bytes, tiers_[static_cast<std::size_t>(tier)].ratios);
 }
 
 Result<std::vector<std::int64_t>> TieredStore::plan_quota(Tier tier, std::int64_t bytes) const {
@@ -114,7 +123,7 @@ Result<std::vector<std::int64_t>> TieredStore::plan_quota(Tier tier, std::int64_
                       "a quota of {} bytes for the {} tier; the store was made for at most {}",
                       bytes, to_string(tier), most);
   }
-  return solve(tier, raised_quota(tier, bytes, ratios()), ratios());
+  return solve(tier, raised_quota(tier, bytes, state.ratios), state.ratios);
 }
 
 // Whole grains, and what the floors cost.
@@ -124,20 +133,24 @@ std::int64_t TieredStore::raised_quota(Tier tier, std::int64_t asked,
   return std::max(round_up(asked, grain), min_quota_bytes(demands(tier, ratios), grain));
 }
 
-Result<void> TieredStore::set_ratios(std::span<const double> ratios) {
+Result<std::vector<std::int64_t>> TieredStore::plan_ratios(Tier tier,
+                                                           std::span<const double> ratios) const {
   if (ratios.size() != layer_groups_.size()) {
     return make_error(ErrorCode::kInvalidArgument, "{} ratios for {} layer groups", ratios.size(),
                       layer_groups_.size());
   }
-  for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kDisk}) {
-    if (!has_tier(tier)) continue;
-    SLACKWATER_RETURN_IF_ERROR(solve(tier, quota(tier), ratios));
+  if (!has_tier(tier)) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "shares of the {} tier; a tier is there from the start or never",
+                      to_string(tier));
   }
-  for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kDisk}) {
-    if (!has_tier(tier)) continue;
-    SLACKWATER_RETURN_IF_ERROR(resize(tier, quota(tier), ratios));
-  }
-  for (std::size_t l = 0; l < ratios.size(); ++l) layer_groups_[l].spec.ratio = ratios[l];
+  return solve(tier, raised_quota(tier, quota(tier), ratios), ratios);
+}
+
+Result<void> TieredStore::set_ratios(Tier tier, std::span<const double> ratios) {
+  SLACKWATER_RETURN_IF_ERROR(plan_ratios(tier, ratios));
+  SLACKWATER_RETURN_IF_ERROR(resize(tier, quota(tier), ratios));
+  tiers_[static_cast<std::size_t>(tier)].ratios.assign(ratios.begin(), ratios.end());
   return {};
 }
 
@@ -156,14 +169,13 @@ Result<void> TieredStore::resize(Tier tier, std::int64_t asked, std::span<const 
                         held, g, to_string(tier), quota, slots[g], held - slots[g]);
     }
   }
-  for (std::size_t g = 0; g < slots.size(); ++g) {
-    if (slots[g] >= num_slots(tier, g)) continue;
-    SLACKWATER_RETURN_IF_ERROR(resize_group(tier, g, static_cast<std::int32_t>(slots[g])));
-  }
-  state.quota = std::max(state.quota, quota);
-  for (std::size_t g = 0; g < slots.size(); ++g) {
-    if (slots[g] <= num_slots(tier, g)) continue;
-    SLACKWATER_RETURN_IF_ERROR(resize_group(tier, g, static_cast<std::int32_t>(slots[g])));
+  const bool first = SLACKWATER_MUTANT(pools_grow_first);
+  for (const bool grows : {first, !first}) {
+    if (grows) state.quota = std::max(state.quota, quota);
+    for (std::size_t g = 0; g < slots.size(); ++g) {
+      if (slots[g] == num_slots(tier, g) || (slots[g] > num_slots(tier, g)) != grows) continue;
+      SLACKWATER_RETURN_IF_ERROR(resize_group(tier, g, static_cast<std::int32_t>(slots[g])));
+    }
   }
   state.quota = quota;
   return {};
@@ -182,23 +194,55 @@ Result<void> TieredStore::resize_group(Tier tier, std::size_t group, std::int32_
   }
   PoolGroup& pools = *tiers_[static_cast<std::size_t>(tier)].pools[group];
   if (grows) return pools.grow(num_slots);
-  return pools.shrink(num_slots, [&](SlotId from, const SlotGrant& to) {
-    const auto index = static_cast<std::uint32_t>(pools.slots().tag(from));
-    Page& page = pages_[index];
-    const std::array<device::Event, 1> before = {to.ready};
-    const std::array<device::Event, 1> sources = {page.ready};
-    const device::Event moved = copies_->submit(
-        before, sources, {}, [&](device::Stream& stream, std::span<const ColdPair>) {
-          for (std::size_t pool = 0; pool < pools.slot_bytes().size(); ++pool) {
-            const auto bytes = static_cast<std::size_t>(pools.slot_bytes()[pool]);
-            stream.copy({bytes, {{pools.address(pool, to.slot), pools.address(pool, from)}}});
-          }
-        });
-    page.ready = moved;
+  return pools.shrink(num_slots,
+                      [&](std::span<SlotMove> moves) { move_slots(tier, group, moves); });
+}
+
+// Pages leave slots that go away for others of their tier. Those whose bytes are there are copied
+// as one batch and share its fate; each of the others waits for its own.
+void TieredStore::move_slots(Tier tier, std::size_t group, std::span<SlotMove> moves) {
+  const PoolGroup& pools = *tiers_[static_cast<std::size_t>(tier)].pools[group];
+  const auto page_in = [&](const SlotMove& move) {
+    return static_cast<std::uint32_t>(pools.slots().tag(move.from));
+  };
+  const auto queue = [&](std::span<SlotMove*> batch, const device::Event& source) {
+    std::vector<device::Event> before;
+    std::vector<ColdPair> pairs;
+    for (const SlotMove* move : batch) {
+      if (!move->to.ready.is_done()) before.push_back(move->to.ready);
+      pairs.push_back({move->to.slot, nullptr});
+    }
+    const device::Event moved =
+        copies_->submit(before, std::span(&source, 1), pairs,
+                        [&](device::Stream& stream, std::span<const ColdPair> share) {
+                          const auto first = static_cast<std::size_t>(share.data() - pairs.data());
+                          copy_slots(stream, pools, batch.subspan(first, share.size()));
+                        });
+    for (SlotMove* move : batch) move->moved = moved;
+  };
+  // What a manager forgets that looks for sleepers block by block; on the disk in move_frame().
+  const auto forgets = [&](std::uint32_t index) {
+    return tier == Tier::kHost && !has_tier(Tier::kDisk) &&
+           layer_groups_[pages_[index].layer_group].spec.name.ends_with("recurrent");
+  };
+  std::vector<SlotMove*> settled;
+  for (SlotMove& move : moves) {
+    const device::Event ready = pages_[page_in(move)].ready;
+    SlotMove* alone = &move;
+    if (ready.status() == device::EventStatus::kSucceeded) {
+      settled.push_back(alone);
+    } else {
+      queue(std::span(&alone, 1), ready);
+    }
+  }
+  if (!settled.empty()) queue(settled, {});
+  for (const SlotMove& move : moves) {
+    const std::uint32_t index = page_in(move);
+    if (SLACKWATER_MUTANT(adjust_forgets_states) && forgets(index)) continue;
+    pages_[index].ready = move.moved;
     --num_pages_[static_cast<std::size_t>(tier)];
-    place(index, tier, to.slot);
-    return moved;
-  });
+    place(index, tier, move.to.slot);
+  }
 }
 
 }  // namespace slackwater::storage

@@ -303,8 +303,10 @@ TEST_F(TieredStoreTest, QuotasChangeWhilePagesAreThere) {
       t.store->audit();
     }
   }
-  ASSERT_TRUE(t.store->set_ratios(std::vector<double>{1, 1, 8}).has_value());
-  t.store->audit();
+  for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kDisk}) {
+    ASSERT_TRUE(t.store->set_ratios(tier, std::vector<double>{1, 1, 8}).has_value());
+    t.store->audit();
+  }
   t.store->synchronize();
   for (const auto& pages : {on_device, on_host}) {
     for (const PageId page : pages) EXPECT_TRUE(t.holds_its_bytes(page));
@@ -402,8 +404,11 @@ std::vector<MultiStep> multi_step_operations() {
       {"Ratios",
        [](TestStore& t, auto p) {
          go_through(t, p.first(2), {Tier::kDisk});
-         static_cast<void>(t.store->set_ratios(std::vector<double>{8, 1, 1}));
-         static_cast<void>(t.store->set_ratios(std::vector<double>{1, 1, 8}));
+         for (const auto& ratios : {std::vector<double>{8, 1, 1}, std::vector<double>{1, 1, 8}}) {
+           for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kDisk}) {
+             static_cast<void>(t.store->set_ratios(tier, ratios));
+           }
+         }
        }},
   };
 }

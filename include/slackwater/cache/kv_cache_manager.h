@@ -67,6 +67,21 @@ class KvCacheManager {
   Result<void> set_quota(storage::Tier tier, std::int64_t bytes);
   std::int64_t quota(storage::Tier tier) const;  // bytes; 0 for a tier that is not there
 
+  // Whether the shares of layer groups are worth changing: enough sequences have ended, the last
+  // change is long enough ago, and with shares for the sequences of these days some tier would give
+  // some pool group that factor more or fewer slots (RebalanceOptions). Each tier is looked at by
+  // itself. `now` is of a clock that does not go back.
+  bool need_adjustment(Nanoseconds now) const;
+  // Changes the shares of each tier that needs it, at its present quota, while sequences are
+  // suspended; nothing where need_adjustment() is false. As with set_quota(), what no longer fits a
+  // pool goes to colder tiers or is dropped, what somebody holds is kept, and pages that move are
+  // waited for. kFailedPrecondition while a sequence is active, kResourceExhausted where more is
+  // held than would fit: nothing has changed then, on any tier. Where something fails on the way,
+  // memory that is refused or a disk that does not answer, tiers keep what they have got, coldest
+  // first, and all goes on; whether it is worth another try need_adjustment() says after the
+  // cooldown.
+  Result<void> adjust(Nanoseconds now);
+
   // A suspended sequence that holds what of its prompt is known.
   Result<Sequence> create_sequence(const SequenceOptions& options);
 

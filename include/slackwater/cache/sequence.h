@@ -30,6 +30,8 @@ struct SequenceOptions {
   std::span<const TokenId> tokens;  // the prompt; its last token is always left to compute
   RequestId request;                // whose private pages these are
   PriorityCallback priority;        // empty: kDefaultPriority
+  // Padding or warm-up: counts in no statistics and no averages.
+  bool is_dummy = false;
 };
 
 struct CommitOptions {

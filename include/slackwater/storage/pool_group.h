@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,14 @@ struct PoolGroupOptions {
   SlotSizes slot_bytes;          // [pools]
   std::int64_t grain_bytes = 0;  // memory is committed in multiples of it
   std::int32_t max_slots = 0;    // address space is reserved for so many
+};
+
+// What a slot holds goes to another one, which may be written once `to.ready` is done; `moved` is
+// done when it has arrived.
+struct SlotMove {
+  SlotId from;
+  SlotGrant to;
+  device::Event moved;
 };
 
 // Arrays of equal slots that share slot ids: slot s of one pool belongs to slot s of the others.
@@ -69,13 +78,13 @@ class PoolGroup {
   // Gives every pool memory for `num_slots` >= num_slots().
   Result<void> grow(std::int32_t num_slots);
 
-  // Contents of an occupied slot past the end of a shrink go to slot `to`, whose bytes may be
-  // touched once `ready` is done. Returns the event of the copy.
-  using MoveSlot = std::function<device::Event(SlotId from, const SlotGrant& to)>;
+  // Queues all the moves of a shrink, and says of each when it is done. No slot is in two of them.
+  using MoveSlots = std::function<void(std::span<SlotMove> moves)>;
 
-  // Takes memory away: slots at and past `num_slots` are vacated by `move` and waited for.
-  // kResourceExhausted unless enough slots below `num_slots` are free; nothing is moved then.
-  Result<void> shrink(std::int32_t num_slots, const MoveSlot& move);
+  // Takes memory away: occupied slots at and past `num_slots` are vacated by `move`, which is
+  // called once where there are any, and waited for. kResourceExhausted unless enough slots below
+  // `num_slots` are free; nothing is moved then.
+  Result<void> shrink(std::int32_t num_slots, const MoveSlots& move);
 
   void check_invariants() const;
 

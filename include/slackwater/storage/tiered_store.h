@@ -193,7 +193,9 @@ class TieredStore {
   Result<void> set_quota(Tier tier, std::int64_t bytes);
   // The slots of each pool group that it would give, whatever is occupied.
   Result<std::vector<std::int64_t>> plan_quota(Tier tier, std::int64_t bytes) const;
-  Result<void> set_ratios(std::span<const double> ratios);  // shares of the same quotas
+  // The same for its shares, as of the device, of the present quota.
+  Result<void> set_ratios(Tier tier, std::span<const double> ratios);
+  Result<std::vector<std::int64_t>> plan_ratios(Tier tier, std::span<const double> ratios) const;
   std::int64_t quota(Tier tier) const { return tiers_[static_cast<std::size_t>(tier)].quota; }
 
   // Kernels' view of one buffer of a layer group's pages on the device.
@@ -239,10 +241,10 @@ class TieredStore {
     std::int64_t quota = 0;
     std::int64_t max_bytes = 0;
     std::int64_t grain = 0;
+    std::vector<double> ratios;                     // [layer groups], as of the device
     std::vector<std::unique_ptr<PoolGroup>> pools;  // [pool groups]; empty for the disk
   };
-  // Pages that move the same way and share one fate.
-  struct Batch;
+  struct Batch;  // pages that move the same way and share one fate
   struct DiskJob;
 
   explicit TieredStore(device::Device& device);
@@ -250,11 +252,9 @@ class TieredStore {
   Result<void> group_layers(TieredStoreOptions& options);
   Result<void> make_pools(Tier tier);
   Result<void> make_disk(TieredStoreOptions& options);
-  std::int64_t grain_of(Tier tier, std::int64_t asked, std::int64_t quota) const;
   Result<std::vector<std::int64_t>> solve(Tier tier, std::int64_t quota,
                                           std::span<const double> ratios) const;
   std::vector<GroupDemand> demands(Tier tier, std::span<const double> ratios) const;
-  std::vector<double> ratios() const;
   std::int64_t raised_quota(Tier tier, std::int64_t asked, std::span<const double> ratios) const;
   Result<void> resize(Tier tier, std::int64_t quota, std::span<const double> ratios);
   Result<void> resize_group(Tier tier, std::size_t group, std::int32_t num_slots);
@@ -287,12 +287,12 @@ class TieredStore {
   std::shared_ptr<DiskJob> make_disk_job(const Batch& batch, std::size_t first, std::size_t count,
                                          std::shared_ptr<StagingMemory> staging) const;
   std::size_t frames_per_part(std::size_t cold_group) const;
+  void move_slots(Tier tier, std::size_t group, std::span<SlotMove> moves);
   void move_frame(std::size_t group, SlotId from, const SlotGrant& to);
   void finish_move(std::uint32_t index, const device::Event& last_use, Tier to, SlotId to_slot,
                    const device::Event& ready);
   void audit_pages() const;
   void audit_slots(Tier tier, std::size_t group) const;
-  void give_back_reservation(std::size_t cold_group, std::int32_t num_pages);
 
   device::Device& device_;
   std::vector<LayerGroup> layer_groups_;
