@@ -35,12 +35,15 @@ TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
              "partial matches; {} pages dropped, {} snapshots, {} faults\n",
              sum.steps_judged, sum.steps_suspect, sum.resumed, sum.refused, sum.lost,
              sum.tokens_reused, sum.partial_matches, sum.pages_dropped, sum.snapshots, sum.faults);
+  fmt::print(stderr, "{} events, {} overflows\n", sum.events, sum.overflows);
   EXPECT_GT(sum.steps_judged, num_operations / 5);
   EXPECT_GT(sum.pages_dropped, num_operations / 100);
   EXPECT_GT(sum.refused, 0);
   EXPECT_GT(sum.tokens_reused, 0);
   EXPECT_GT(sum.turns, 0);
   EXPECT_GT(sum.quotas, 0);
+  EXPECT_GT(sum.events, num_operations / 10);
+  EXPECT_GT(sum.overflows, 0);
 }
 
 }  // namespace

@@ -70,6 +70,8 @@ void KvCacheManagerModel::start(std::uint64_t seed) {
     config.host_bytes = std::max(config.host_bytes, min_quotas(config)->host_bytes);
   }
   has_priorities_ = below(3) == 0;
+  config.max_events = random_max_events(below(64));
+  has_events_ = config.max_events > 0;
   policy_ = config.commit_policy;
   auto made = KvCacheManager::create(*device_, std::move(config));
   ASSERT_TRUE(made.has_value()) << made.error().text();
@@ -102,6 +104,7 @@ void KvCacheManagerModel::step() {
     case kTable: return table();
     case kTakeTurns: return take_turns();
     case kQuota: return change_quota();
+    case kDrain: return drain();
     default: return;
   }
 }

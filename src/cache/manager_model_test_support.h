@@ -13,6 +13,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cache/cache_mirror.h"
 #include "cache/naive_cache.h"
 #include "slackwater/cache/kv_cache_manager.h"
 #include "slackwater/device/sim_device.h"
@@ -23,7 +24,7 @@ namespace slackwater::cache {
 
 // Random operations on a KvCacheManager over a device and a disk that fail, and on a naive one:
 // manager_model_test_support.cc (sequences), manager_model_rooms_test_support.cc (whatever concerns
-// everybody).
+// everybody), manager_model_events_test_support.cc (who is told of it).
 class KvCacheManagerModel {
  public:
   const Tally& tally() const { return tally_; }
@@ -63,6 +64,7 @@ class KvCacheManagerModel {
     kTable,
     kTakeTurns,
     kQuota,
+    kDrain,
     kNumOperations
   };
 
@@ -138,6 +140,9 @@ class KvCacheManagerModel {
   void check_steps(bool all);
   void finish();
 
+  static std::int32_t random_max_events(std::uint64_t ticket);
+  void drain();
+
   std::mt19937_64 random_;
   OperationWeights<kNumOperations> weights_;
   const std::filesystem::path directory_;
@@ -147,6 +152,7 @@ class KvCacheManagerModel {
   std::int64_t num_runs_ = 0;
   bool has_priorities_ = false;
   bool guarantees_suspend_ = false;
+  bool has_events_ = false;
   CommitPolicy policy_ = CommitPolicy::kEveryBlock;
 
   std::unique_ptr<device::SimDevice> device_;
@@ -154,6 +160,7 @@ class KvCacheManagerModel {
   std::unique_ptr<FakeEngine> engine_;
   std::array<TokenId, 16> images_ = {};  // tokens that stand for digests
   NaiveCache naive_;
+  CacheMirror mirror_;
   std::vector<Model> models_;
   std::vector<Step> steps_;
   std::vector<device::EventSource> failing_;

@@ -59,6 +59,8 @@ struct Tally {
   std::int64_t faults = 0;
   std::int64_t turns = 0;
   std::int64_t quotas = 0;
+  std::int64_t events = 0;
+  std::int64_t overflows = 0;
 
   void add(const Tally& other) {
     steps_judged += other.steps_judged;
@@ -73,6 +75,8 @@ struct Tally {
     faults += other.faults;
     turns += other.turns;
     quotas += other.quotas;
+    events += other.events;
+    overflows += other.overflows;
   }
 };
 

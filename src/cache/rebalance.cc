@@ -57,6 +57,7 @@ Result<void> CacheCore::set_quota(Tier tier, std::int64_t bytes) {
   SLACKWATER_RETURN_IF_ERROR(residency_->check_fits(tier, slots));
   wait_for_last_uses();
   residency_->tier_will_change(tier);
+  const RemovalScope scope(removal_cause_, RemovalCause::kQuota);
   Result<void> changed = residency_->vacate(tier, slots);
   if (changed.has_value()) changed = store_->set_quota(tier, bytes);
   residency_->tier_has_changed();
