@@ -207,7 +207,7 @@ void CacheCore::erase_node(NodeIndex node) {
   release_blocks(node, 0);
   for (std::size_t g = 0; g < num_groups(); ++g) residency_->forget_run(node_run(node, g));
   to_tidy_.push_back(tree_->node(node).parent);
-  note_blocks_removed(node, 0);
+  if (events_ != nullptr) note_blocks_removed(node, 0);
   tree_->erase(node);
 }
 
@@ -227,7 +227,7 @@ void CacheCore::cut_descendants(NodeIndex node) {
 // Leaves `num_left` blocks of a node that nobody uses, and nothing below it.
 void CacheCore::cut(NodeIndex node, std::int32_t num_left) {
   SLACKWATER_CHECK(tree_->node(node).users == Pins(), "node {} is cut and has users", node.value());
-  {
+  if (tree_->node(node).num_children > 0) {
     const RemovalScope scope(removal_cause_, RemovalCause::kOrphaned);
     cut_descendants(node);
   }
@@ -236,7 +236,7 @@ void CacheCore::cut(NodeIndex node, std::int32_t num_left) {
     return;
   }
   release_blocks(node, num_left);
-  if (!SLACKWATER_MUTANT(event_forgets_a_cut)) note_blocks_removed(node, num_left);
+  if (events_ != nullptr) note_blocks_removed(node, num_left);
   tree_->truncate(node, num_left);
 }
 
@@ -247,9 +247,9 @@ void CacheCore::drop_page(const RunKey& key, std::size_t index) {
   const bool is_said_why = removal_cause_ != RemovalCause::kReplaced;
   const RemovalScope scope(removal_cause_, is_said_why ? removal_cause_ : RemovalCause::kEvicted);
   if (kind(key.group).needs_every_block()) {
-    release_page(key, index);
-    const RemovalScope rest(removal_cause_, RemovalCause::kOrphaned);
+    victim_ = node_run(node, key.group).pages[index];
     cut(node, static_cast<std::int32_t>(index));
+    victim_ = {};
   } else if (kind(key.group).has_block_pages()) {
     release_page(key, index);
     to_tidy_.push_back(node);

@@ -271,8 +271,9 @@ class CacheCore final : public RunOwners {
   CacheCounters counters_;
   std::unique_ptr<EventQueue> events_;                    // null where nobody wants any
   RemovalCause removal_cause_ = RemovalCause::kReplaced;  // see RemovalScope
-  std::mutex drain_mutex_;                                // taken before mutex_
-  EventReader event_reader_;                              // under drain_mutex_
+  PageId victim_;             // of the drop under way: what goes with it is an orphan
+  std::mutex drain_mutex_;    // taken before mutex_
+  EventReader event_reader_;  // under drain_mutex_
   // Used by one operation at a time, kept so that steps allocate nothing.
   std::vector<std::int32_t> needed_;
   std::vector<BlockRange> stale_;

@@ -71,8 +71,10 @@ void CacheCore::page_stored(const RunKey& key, std::size_t index) {
 }
 
 void CacheCore::page_removed(const RunKey& key, std::size_t index) {
-  const auto record =
+  EventRecord record =
       page_record(EventRecord::Kind::kRemoved, NodeIndex(key.index), key.group, index);
+  const bool is_victim = node_run(NodeIndex(key.index), key.group).pages[index] == victim_;
+  if (!is_null(victim_) && !is_victim) record.cause = RemovalCause::kOrphaned;
   events_->add(record);
   if (SLACKWATER_MUTANT(event_removed_twice)) events_->add(record);
 }
@@ -87,7 +89,6 @@ void CacheCore::page_moved(const RunKey& key, std::size_t index, Tier from) {
 
 // The last block of a node is new.
 void CacheCore::note_block_added(NodeIndex index) {
-  if (events_ == nullptr) return;
   const TreeNode& node = tree_->node(index);
   const std::int32_t block = node.num_blocks() - 1;
   events_->add(block_record(index, block), tree_->block_tokens(node, block));
@@ -95,7 +96,7 @@ void CacheCore::note_block_added(NodeIndex index) {
 
 // Blocks at and past `num_left` are about to go; their pages have.
 void CacheCore::note_blocks_removed(NodeIndex index, std::int32_t num_left) {
-  if (events_ == nullptr) return;
+  if (SLACKWATER_MUTANT(event_forgets_a_cut) && num_left > 0) return;
   EventRecord record;
   record.kind = EventRecord::Kind::kBlockRemoved;
   const TreeNode& node = tree_->node(index);

@@ -1,70 +1,24 @@
 // What a cache tells of its pages: a mirror that is built from it is the tree.
 
 #include <algorithm>
-#include <map>
+#include <atomic>
 #include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cache/cache_mirror.h"
-#include "cache/manager_test_support.h"
+#include "cache/events_test_support.h"
 
 namespace slackwater::cache {
 namespace {
 
 using storage::Tier;
-using testing::Each;
 using testing::ElementsAre;
-using testing::Field;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
 using Kind = CacheEventKind;
-
-constexpr std::int32_t kBlock = 4;
-constexpr std::int64_t kPage = 4096;
-
-KvCacheConfig with_events(std::vector<LayerKind> kinds, std::int32_t max_events = 1000,
-                          std::int64_t device_pages = 0) {
-  KvCacheConfig config = test_config(std::move(kinds), kBlock);
-  config.max_events = max_events;
-  if (device_pages == 0) return config;
-  for (LayerConfig& layer : config.layers) layer.buffers[0].bytes = kPage;
-  config.device_bytes = device_pages * kPage;
-  return config;
-}
-
-// A cache and whoever is told of it.
-struct WatchedCache : TestCache {
-  explicit WatchedCache(KvCacheConfig config) : TestCache(std::move(config)) {}
-
-  std::vector<CacheEvent> drain() {
-    DrainedEvents drained = manager->drain_events();
-    num_lost = drained.num_lost;
-    mirror.apply(drained.events);
-    EXPECT_EQ(mirror.difference(manager->cached_pages()), std::nullopt);
-    return std::move(drained.events);
-  }
-  std::vector<Sha256Digest> keys(const Tokens& tokens, const ReuseScope& scope = {}) {
-    return block_keys(scope, tokens, kBlock, manager->token_digests());
-  }
-
-  CacheMirror mirror;
-  std::int64_t num_lost = 0;
-};
-
-std::int64_t count(const std::vector<CacheEvent>& events, Kind kind) {
-  return std::count_if(events.begin(), events.end(),
-                       [&](const CacheEvent& event) { return event.kind == kind; });
-}
-
-std::int64_t count(const std::vector<CacheEvent>& events, RemovalCause cause) {
-  return std::count_if(events.begin(), events.end(), [&](const CacheEvent& event) {
-    return event.kind == Kind::kRemoved && event.cause == cause;
-  });
-}
 
 TEST(CacheEvents, ThereAreNoneUnlessTheyAreWanted) {
   TestCache cache(test_config({FullAttention()}, kBlock));
@@ -93,32 +47,6 @@ TEST(CacheEvents, TheFirstTellsTheSlots) {
   EXPECT_THAT(cache.drain(), IsEmpty());
 }
 
-TEST(CacheEvents, TheChainIsThatOfThePrompt) {
-  WatchedCache cache(with_events({FullAttention()}));
-  cache.run(numbers(0, 12), {7, 9});
-  const std::vector<CacheEvent> events = cache.drain();
-  const std::vector<Sha256Digest> keys = cache.keys(numbers(0, 12), {7, 9});
-  ASSERT_THAT(events, SizeIs(4));
-  for (std::size_t i = 0; i < 3; ++i) {
-    const CacheEvent& event = events[i + 1];
-    EXPECT_EQ(event.id, static_cast<std::int64_t>(i) + 1);
-    EXPECT_EQ(event.kind, Kind::kStored);
-    EXPECT_EQ(event.page.key, keys[i]);
-    EXPECT_EQ(event.parent, i == 0 ? root_key({7, 9}) : keys[i - 1]);
-    EXPECT_EQ(event.page.end, static_cast<std::int64_t>(i + 1) * kBlock);
-    EXPECT_EQ(event.page.tier, Tier::kDevice);
-    EXPECT_EQ(event.tokens, numbers(static_cast<TokenId>(i) * kBlock, kBlock));
-  }
-}
-
-TEST(CacheEvents, WhatIsReusedIsNotStoredAgain) {
-  WatchedCache cache(with_events({FullAttention()}));
-  cache.run(numbers(0, 12));
-  cache.drain();
-  cache.run(numbers(0, 12));
-  EXPECT_THAT(cache.drain(), IsEmpty());
-}
-
 // A branch cuts a node in two: no page has come or gone.
 TEST(CacheEvents, ABranchTellsOnlyWhatIsNew) {
   WatchedCache cache(with_events({FullAttention()}));
@@ -131,48 +59,6 @@ TEST(CacheEvents, ABranchTellsOnlyWhatIsNew) {
   ASSERT_THAT(events, SizeIs(1));
   EXPECT_EQ(events[0].page.key, cache.keys(branch)[2]);
   EXPECT_EQ(events[0].parent, cache.keys(numbers(0, 8))[1]);
-}
-
-TEST(CacheEvents, ALongerBlockWins) {
-  WatchedCache cache(with_events({FullAttention()}));
-  cache.run(numbers(0, 6));
-  cache.drain();
-  const Sha256Digest partial = cache.keys(numbers(0, 6))[1];
-  EXPECT_TRUE(cache.mirror.find(partial, LayerGroupId(0), 6).has_value());
-  cache.run(numbers(0, 8));
-  // Once it is written, and somebody looks.
-  static_cast<void>(cache.create(numbers(0, 9)));
-  const std::vector<CacheEvent> events = cache.drain();
-  EXPECT_EQ(count(events, Kind::kStored), 1);
-  EXPECT_EQ(count(events, RemovalCause::kReplaced), 1);
-  EXPECT_FALSE(cache.mirror.find(partial, LayerGroupId(0), 6).has_value());
-  EXPECT_TRUE(cache.mirror.find(cache.keys(numbers(0, 8))[1], LayerGroupId(0), 8).has_value());
-}
-
-TEST(CacheEvents, AllThatWasStoredIsRemovedByAClear) {
-  WatchedCache cache(with_events({FullAttention(), SlidingWindow{6, 2}, Recurrent()}));
-  cache.run(numbers(0, 21));
-  cache.run(numbers(0, 30));
-  cache.run(numbers(700, 10), {{}, 5});
-  std::vector<CacheEvent> events = cache.drain();
-  const auto num_pages = static_cast<std::int64_t>(cache.mirror.num_pages());
-  EXPECT_EQ(count(events, Kind::kStored) - count(events, Kind::kRemoved), num_pages);
-  ASSERT_TRUE(cache.manager->clear_reusable_blocks().has_value());
-  events = cache.drain();
-  EXPECT_EQ(count(events, RemovalCause::kCleared), num_pages);
-  EXPECT_THAT(events, SizeIs(static_cast<std::size_t>(num_pages)));
-  EXPECT_EQ(cache.mirror.num_pages(), 0u);
-}
-
-TEST(CacheEvents, AQuotaThatShrinksIsToldOnce) {
-  WatchedCache cache(with_events({FullAttention()}, 100, 12));
-  for (TokenId i = 0; i < 12; ++i) cache.run(numbers(100 * i, kBlock));
-  cache.drain();
-  ASSERT_TRUE(cache.manager->set_quota(Tier::kDevice, 4 * kPage).has_value());
-  const std::vector<CacheEvent> events = cache.drain();
-  EXPECT_THAT(events, SizeIs(8));
-  EXPECT_EQ(count(events, RemovalCause::kQuota), 8);
-  EXPECT_EQ(cache.mirror.num_pages(), 4u);
 }
 
 // Pages of the window should stay longer, and are of no use without the others.
@@ -192,37 +78,11 @@ TEST(CacheEvents, WhatGoesWithWhatIsEvictedIsAnOrphan) {
   cache.drain();
   cache.run(numbers(100, 3 * kBlock));
   const std::vector<CacheEvent> events = cache.drain();
-  EXPECT_GT(count(events, RemovalCause::kEvicted), 0);
-  EXPECT_GT(count(events, RemovalCause::kOrphaned), 0);
-  EXPECT_EQ(count(events, RemovalCause::kEvicted) + count(events, RemovalCause::kOrphaned),
-            count(events, Kind::kRemoved));
-}
-
-TEST(CacheEvents, MovesOfBothGroupsAreTold) {
-  KvCacheConfig config = with_events({FullAttention(), SlidingWindow{8, 0}}, 100, 12);
-  config.host_bytes = 64 * kPage;
-  WatchedCache cache(std::move(config));
-  cache.run(numbers(0, 4 * kBlock));
-  cache.drain();
-  cache.run(numbers(100, 6 * kBlock));
-  std::vector<CacheEvent> events = cache.drain();
-  std::map<std::int32_t, int> moved;
-  for (const CacheEvent& event : events) {
-    if (event.kind != Kind::kUpdated) continue;
-    ++moved[event.page.group.value()];
-    EXPECT_EQ(event.previous_tier, Tier::kDevice);
-    EXPECT_EQ(event.page.tier, Tier::kHost);
-  }
-  EXPECT_THAT(moved, SizeIs(2));
-  EXPECT_EQ(count(events, Kind::kRemoved), 0);
-  // And back, for whoever wants them.
-  Sequence again = cache.create(numbers(0, 4 * kBlock + 1));
-  cache.resume(again);
-  events = cache.drain();
-  EXPECT_TRUE(std::any_of(events.begin(), events.end(), [](const CacheEvent& event) {
-    return event.kind == Kind::kUpdated && event.page.tier == Tier::kDevice &&
-           event.previous_tier == Tier::kHost;
-  }));
+  EXPECT_GT(count_events(events, RemovalCause::kEvicted), 0);
+  EXPECT_GT(count_events(events, RemovalCause::kOrphaned), 0);
+  EXPECT_EQ(
+      count_events(events, RemovalCause::kEvicted) + count_events(events, RemovalCause::kOrphaned),
+      count_events(events, Kind::kRemoved));
 }
 
 TEST(CacheEvents, ASnapshotHasItsPosition) {
@@ -259,15 +119,15 @@ TEST(CacheEvents, AStepThatFailsIsTold) {
     cache.resume(sequence);
     ASSERT_TRUE(sequence.resize(8).has_value());
     ASSERT_TRUE(sequence.commit(numbers(0, 8), {step.event(), false}).has_value());
-    EXPECT_EQ(count(cache.drain(), Kind::kStored), 2) << "there, and nobody may see it yet";
+    EXPECT_EQ(count_events(cache.drain(), Kind::kStored), 2) << "there, and nobody may see it yet";
     EXPECT_EQ(cache.reusable(numbers(0, 8)), 0);
     step.complete(device::EventStatus::kFailed);
   }
   // Whoever looks finds out.
   cache.run(numbers(0, 8));
   const std::vector<CacheEvent> events = cache.drain();
-  EXPECT_EQ(count(events, RemovalCause::kLost), 2);
-  EXPECT_EQ(count(events, Kind::kStored), 2);
+  EXPECT_EQ(count_events(events, RemovalCause::kLost), 2);
+  EXPECT_EQ(count_events(events, Kind::kStored), 2);
 }
 
 TEST(CacheEvents, AnImageIsToldByItsDigest) {
@@ -316,9 +176,9 @@ TEST(CacheEvents, AfterAnOverflowTheyBeginAnew) {
   ASSERT_THAT(events, SizeIs(14));
   EXPECT_EQ(events[0].kind, Kind::kCreated);
   EXPECT_EQ(events[0].id, 4) << "what is lost has no number";
-  EXPECT_EQ(count(events, Kind::kStored), 13);
+  EXPECT_EQ(count_events(events, Kind::kStored), 13);
   cache.run(numbers(200, 4));
-  EXPECT_EQ(count(cache.drain(), Kind::kStored), 1) << "and go on from there";
+  EXPECT_EQ(count_events(cache.drain(), Kind::kStored), 1) << "and go on from there";
   EXPECT_EQ(cache.num_lost, 0);
 }
 

@@ -102,7 +102,7 @@ void CacheCore::publish_new(SequenceState& sequence, std::int32_t num_done) {
     }
     sequence.leaf = made;
   }
-  note_block_added(sequence.leaf);
+  if (events_ != nullptr) note_block_added(sequence.leaf);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     if (kind(g).has_block_pages()) put_page(sequence, g, sequence.leaf);
   }
@@ -394,7 +394,7 @@ NodeIndex CacheCore::endpoint_node(SequenceState& sequence, bool& is_new) {
   if (tree_->find_child(sequence.leaf, tail) != kNoNode) return kNoNode;
   is_new = true;
   node = tree_->add(sequence.leaf, tail);
-  note_block_added(node);
+  if (events_ != nullptr) note_block_added(node);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     PageRun& run = node_run(node, g);
     run.priority = priority_of(sequence, sequence.num_path_blocks, g);
