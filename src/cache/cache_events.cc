@@ -19,7 +19,9 @@ CacheCore::PagePlace CacheCore::page_place(const TreeNode& node, std::size_t gro
   }
   const auto block = static_cast<std::int32_t>(index);
   const std::int64_t first = (std::int64_t{node.first_block} + block) << block_shift_;
-  if (SLACKWATER_MUTANT(event_covers_the_block)) return {block, first + config_.tokens_per_block};
+  if (SLACKWATER_MUTANT(event_covers_the_block)) {
+    return {block, first + std::ssize(tree_->block_tokens(node, block))};
+  }
   return {block, first + tree_->coverage(node, run.group, block)};
 }
 
@@ -74,7 +76,9 @@ void CacheCore::page_removed(const RunKey& key, std::size_t index) {
   EventRecord record =
       page_record(EventRecord::Kind::kRemoved, NodeIndex(key.index), key.group, index);
   const bool is_victim = node_run(NodeIndex(key.index), key.group).pages[index] == victim_;
-  if (!is_null(victim_) && !is_victim) record.cause = RemovalCause::kOrphaned;
+  if (!is_null(victim_) && !is_victim && !SLACKWATER_MUTANT(event_orphan_is_evicted)) {
+    record.cause = RemovalCause::kOrphaned;
+  }
   events_->add(record);
   if (SLACKWATER_MUTANT(event_removed_twice)) events_->add(record);
 }
@@ -191,7 +195,7 @@ DrainedEvents CacheCore::drain_events() {
   return drained;
 }
 
-// Keys by the tokens of the tree, not by what was noted of them.
+// By what the tree says, not by what was noted of it: this is what a mirror is compared with.
 std::vector<CachedPage> CacheCore::cached_pages() const {
   const ReadLock lock(mutex_);
   std::vector<CachedPage> pages;
@@ -204,8 +208,11 @@ std::vector<CachedPage> CacheCore::cached_pages() const {
       key = next_block_key(key, tree_->block_tokens(node, block), digests_);
       for_each_page(node, block, [&](std::size_t group, std::size_t page) {
         const PageRun& run = node.runs[group];
-        pages.push_back({key, run.group, page_place(node, group, page).end,
-                         store_->tier(run.pages[page]), run.priority});
+        const std::int64_t end = run.is_by_position
+                                     ? run.positions[page]
+                                     : tree_->first_token(node) + block * config_.tokens_per_block +
+                                           tree_->coverage(node, run.group, block);
+        pages.push_back({key, run.group, end, store_->tier(run.pages[page]), run.priority});
       });
     }
     end_keys[index] = key;

@@ -85,6 +85,15 @@ TEST(CacheEvents, WhatGoesWithWhatIsEvictedIsAnOrphan) {
       count_events(events, Kind::kRemoved));
 }
 
+TEST(CacheEvents, ABlockThatIsEvictedMayComeAgain) {
+  WatchedCache cache(with_events({FullAttention()}, 100, 12));
+  cache.run(numbers(0, 8 * kBlock));
+  cache.run(numbers(500, 6 * kBlock));
+  EXPECT_EQ(count_events(cache.drain(), RemovalCause::kEvicted), 2);
+  cache.run(numbers(0, 8 * kBlock));
+  EXPECT_EQ(count_events(cache.drain(), Kind::kStored), 2);
+}
+
 TEST(CacheEvents, ASnapshotHasItsPosition) {
   KvCacheConfig config = with_events({FullAttention(), Recurrent()});
   config.commit_policy = CommitPolicy::kEndpointsOnly;

@@ -20,7 +20,7 @@ void EventBatch::add(const EventRecord& record, std::span<const TokenId> block_t
   num_events += record.is_of_page() ? 1 : 0;
   if (block_tokens.empty()) return;
   if (!has_tokens_of(record, block_tokens.size())) {
-    digests.retain(block_tokens);
+    if (!SLACKWATER_MUTANT(event_lets_digests_go)) digests.retain(block_tokens);
     tokens.insert(tokens.end(), block_tokens.begin(), block_tokens.end());
     shared_ = record.prefix;
     num_shared_ = block_tokens.size();
