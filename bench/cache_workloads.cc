@@ -18,6 +18,9 @@
 //   get, free d: n pages for a sequence, and back
 //   evict     e: one page more in a pool full of idle ones
 //   suspend, resume   g: 2,048 tokens of prompt and 64 generated, at once
+//   events    c with cache events less c without them, per event, in alternating pairs; the keys
+//   are
+//             made outside of it, and drain is what that costs per event
 //   memory    bytes of bookkeeping per page of a pool full of finished prompts
 //   adjust    shares change so that 1,000 of 10,000 slots of 36 KiB go to another pool, while a
 //             suspended sequence has all of them and 1,000 low ones are free
@@ -177,7 +180,8 @@ std::string cpu_name() {
 // A hybrid cache: one group of attention, one recurrent state per sequence.
 class Bench {
  public:
-  Bench(const Options& options, std::int64_t num_pages, std::int64_t num_states)
+  Bench(const Options& options, std::int64_t num_pages, std::int64_t num_states,
+        std::int32_t max_events = 0)
       : options_(options), device_(device::make_cpu_device()) {
     KvCacheConfig config;
     config.tokens_per_block = options.tokens_per_block;
@@ -196,6 +200,7 @@ class Bench {
     config.initial_pool_ratio = {share, 1 - share};
     config.max_util_for_resume = 1;
     config.text_only = true;
+    config.max_events = max_events;
     manager_ = get(KvCacheManager::create(*device_, std::move(config)));
     stream_ = get(device_->make_stream("compute"));
   }
@@ -448,6 +453,41 @@ void preempt(const Options& options) {
   bench.report("resume", of_resume, "\"tokens_lost\":0,");
 }
 
+// What a cache event costs: two caches do the same in turn, and one of them notes what happens.
+void events(const Options& options) {
+  constexpr int kPairs = 100;
+  const std::int64_t num_states = states_for(options.num_pages, options, 64);
+  Bench silent(options, options.num_pages, num_states);
+  Bench noting(options, options.num_pages, num_states, 1 << 18);
+  silent.fill(1);
+  noting.fill(1);
+  Samples of_event, of_drain;
+  std::int64_t num_events = 0;
+  std::uint64_t n = 0;
+  for (int repetition = -1; repetition < options.repetitions; ++repetition) {
+    DrainedEvents drained = noting.manager().drain_events();
+    std::vector<double> more;
+    for (int i = 0; i < kPairs; ++i) {
+      const Tokens tokens = tokens_of(10 + n++, kPromptTokens);
+      const auto cycle = [&](Bench& bench) { return ns_of([&] { bench.prompt(tokens).close(); }); };
+      const double first = cycle(i % 2 == 0 ? silent : noting);
+      const double second = cycle(i % 2 == 0 ? noting : silent);
+      more.push_back(i % 2 == 0 ? second - first : first - second);
+    }
+    const double of_all = ns_of([&] { drained = noting.manager().drain_events(); });
+    if (repetition < 0) continue;  // memory that is touched for the first time
+    if (drained.num_lost > 0) fail("the queue has overflown");
+    num_events = std::ssize(drained.events);
+    of_event.begin_repetition();
+    for (const double ns : more) of_event.add(ns * kPairs / static_cast<double>(num_events));
+    of_drain.begin_repetition();
+    of_drain.add(of_all / static_cast<double>(num_events));
+  }
+  const std::string more = fmt::format("\"events\":{},", num_events);
+  noting.report("events", of_event, more);
+  noting.report("drain", of_drain, more);
+}
+
 // What is known of a page beside its bytes, all of it.
 void memory(const Options& options) {
   const std::int64_t before = heap_bytes();
@@ -611,6 +651,7 @@ void run(const Options& options) {
       {"get1000", [&] { get_and_free(options, 1000); }},
       {"evict", [&] { evict(options); }},
       {"suspend", [&] { preempt(options); }},
+      {"events", [&] { events(options); }},
       {"memory", [&] { memory(options); }},
       {"adjust", [&] { adjust(options); }},
   };

@@ -210,6 +210,7 @@ void CacheCore::audit() const {
                    num_branch_states, states_.size());
   SLACKWATER_CHECK(num_open == num_open_, "{} sequences are open, {} counted", num_open, num_open_);
   residency_->check_invariants(num_pinned);
+  if (events_ != nullptr) events_->check_invariants();
   store_->audit();
   digests_.check_invariants();
   std::int64_t living = 0;

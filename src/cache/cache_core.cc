@@ -8,6 +8,7 @@
 
 #include "cache/log_config.h"
 #include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
 
 namespace slackwater::cache {
 namespace {
@@ -144,6 +145,10 @@ Result<void> CacheCore::open(device::Device& device) {
   tree_ = std::make_unique<BlockTree>(config_.tokens_per_block, templates, digests_);
   residency_ =
       std::make_unique<Residency>(*store_, groups_.size(), *this, config_.guarantee_suspend);
+  if (config_.max_events > 0) {
+    events_ = std::make_unique<EventQueue>(config_.max_events, config_.tokens_per_block, digests_);
+    residency_->tell_of_pages();
+  }
   first_recurrent_ = static_cast<std::size_t>(
       std::find_if(kinds_.begin(), kinds_.end(),
                    [](const auto& kind) { return !kind->has_block_pages(); }) -
@@ -261,6 +266,7 @@ void CacheCore::erase_node(NodeIndex node) {
   release_blocks(node, 0);
   for (std::size_t g = 0; g < num_groups(); ++g) residency_->forget_run(node_run(node, g));
   to_tidy_.push_back(tree_->node(node).parent);
+  if (events_ != nullptr) note_blocks_removed(node, 0);
   tree_->erase(node);
 }
 
@@ -280,12 +286,16 @@ void CacheCore::cut_descendants(NodeIndex node) {
 // Leaves `num_left` blocks of a node that nobody uses, and nothing below it.
 void CacheCore::cut(NodeIndex node, std::int32_t num_left) {
   SLACKWATER_CHECK(tree_->node(node).users == Pins(), "node {} is cut and has users", node.value());
-  cut_descendants(node);
+  if (tree_->node(node).num_children > 0) {
+    const RemovalScope scope(removal_cause_, RemovalCause::kOrphaned);
+    cut_descendants(node);
+  }
   if (num_left == 0) {
     erase_node(node);
     return;
   }
   release_blocks(node, num_left);
+  if (events_ != nullptr) note_blocks_removed(node, num_left);
   tree_->truncate(node, num_left);
 }
 
@@ -293,8 +303,12 @@ void CacheCore::drop_page(const RunKey& key, std::size_t index) {
   SLACKWATER_CHECK(key.owner == RunKey::Owner::kNode, "a page of sequence {} is dropped",
                    key.index);
   const NodeIndex node(key.index);
+  const bool is_said_why = removal_cause_ != RemovalCause::kReplaced;
+  const RemovalScope scope(removal_cause_, is_said_why ? removal_cause_ : RemovalCause::kEvicted);
   if (kind(key.group).needs_every_block()) {
+    victim_ = node_run(node, key.group).pages[index];
     cut(node, static_cast<std::int32_t>(index));
+    victim_ = {};
   } else if (kind(key.group).has_block_pages()) {
     release_page(key, index);
     to_tidy_.push_back(node);
@@ -305,6 +319,7 @@ void CacheCore::drop_page(const RunKey& key, std::size_t index) {
 }
 
 void CacheCore::lose_page(const RunKey& key, std::size_t index) {
+  const RemovalScope scope(removal_cause_, RemovalCause::kLost);
   release_page(key, index);
   if (key.owner == RunKey::Owner::kSequence) {
     sequences_[key.index].is_damaged = true;
@@ -366,6 +381,7 @@ void CacheCore::break_node(NodeIndex index, std::int32_t num_left) {
 // Looks which writes and moves have ended since. True when something was found lost.
 bool CacheCore::settle(NodeIndex index) {
   TreeNode& node = tree_->node(index);
+  const RemovalScope scope(removal_cause_, RemovalCause::kLost);
   bool is_any_lost = false;
   while (!node.writes.empty() && node.writes.front().written.is_done()) {
     if (node.writes.front().written.status() == EventStatus::kFailed) {
@@ -424,6 +440,7 @@ void CacheCore::tidy_node(NodeIndex index) {
   }
   if (node.users != Pins()) return;
   if (node.is_broken) {
+    const RemovalScope scope(removal_cause_, RemovalCause::kLost);
     cut(index, node.num_written);
     if (!node.is_used) return;
     node.is_broken = false;
@@ -468,6 +485,7 @@ Result<void> CacheCore::clear_reusable_blocks() {
   tree_->for_each_node([&](NodeIndex node) {
     if (tree_->node(node).is_root()) roots.push_back(node);
   });
+  const RemovalScope scope(removal_cause_, RemovalCause::kCleared);
   for (const NodeIndex root : roots) cut_descendants(root);
   clean_up();
   return {};

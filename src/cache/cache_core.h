@@ -6,15 +6,18 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <shared_mutex>
 #include <span>
 #include <vector>
 
 #include "cache/block_tree.h"
+#include "cache/event_queue.h"
 #include "cache/kinds/group_kind.h"
 #include "cache/log_writer.h"
 #include "cache/prefix_match.h"
+#include "cache/removal_scope.h"
 #include "cache/residency.h"
 #include "cache/sequence_state.h"
 #include "cache/tuner.h"
@@ -28,7 +31,7 @@ namespace slackwater::cache {
 //
 // Files: cache_core.cc (making, queries, what the tree loses), sequence_open.cc (create, close,
 // pins of the path), sequence_resume.cc, sequence_resize.cc, sequence_commit.cc, publish.cc (how
-// blocks become nodes), rebalance.cc, audit.cc.
+// blocks become nodes), rebalance.cc, cache_events.cc (what is told of the tree), audit.cc.
 class CacheCore final : public RunOwners {
  public:
   static Result<std::unique_ptr<CacheCore>> create(device::Device& device, KvCacheConfig config);
@@ -54,6 +57,8 @@ class CacheCore final : public RunOwners {
   std::int64_t clamp_max_seq_len(std::int64_t batch_size, std::int64_t upper_bound) const;
   void synchronize();
   void audit() const;
+  DrainedEvents drain_events();
+  std::vector<CachedPage> cached_pages() const;
 
   TokenDigests& digests() { return digests_; }
   const LayerGroups& groups() const { return groups_; }
@@ -100,6 +105,9 @@ class CacheCore final : public RunOwners {
   void drop_page(const RunKey& key, std::size_t index) override;
   void lose_page(const RunKey& key, std::size_t index) override;
   Certificate certificate(const RunKey& key, std::size_t index) override;
+  void page_stored(const RunKey& key, std::size_t index) override;
+  void page_removed(const RunKey& key, std::size_t index) override;
+  void page_moved(const RunKey& key, std::size_t index, Tier from) override;
   // Says to whom a page of a node belongs from now on. Not while it is on disk.
   void certify_page(NodeIndex node, std::size_t group, std::size_t index);
 
@@ -244,6 +252,25 @@ class CacheCore final : public RunOwners {
     return sequence.status == SequenceStatus::kActive ? Pins{1, 0} : Pins{0, 1};
   }
 
+  // Events.
+  struct PagePlace {
+    std::int32_t block = 0;  // within the node
+    std::int64_t end = 0;    // in tokens from the start of the sequence
+  };
+  PagePlace page_place(const TreeNode& node, std::size_t group, std::size_t index) const;
+  std::span<const TokenId> covered_tokens(const TreeNode& node, std::size_t group,
+                                          std::size_t page) const;
+  EventRecord page_record(EventRecord::Kind kind, NodeIndex node, std::size_t group,
+                          std::size_t page) const;
+  EventRecord block_record(NodeIndex node, std::int32_t block) const;
+  void note_block_added(NodeIndex node);
+  void note_blocks_removed(NodeIndex node, std::int32_t num_left);
+  std::vector<NodeIndex> nodes_parents_first() const;
+  template <class Visit>
+  void for_each_page(const TreeNode& node, std::int32_t block, const Visit& visit) const;
+  void add_tree(EventBatch& batch);
+  std::array<std::int64_t, storage::kNumTiers> num_slots() const;
+
   void audit_node(NodeIndex node) const;
   std::size_t audit_states(NodeIndex node) const;
   using PagePins = std::map<std::pair<std::uint32_t, std::size_t>, std::vector<Pins>>;
@@ -273,6 +300,11 @@ class CacheCore final : public RunOwners {
   std::vector<NodeIndex> to_tidy_;
   CacheCounters counters_;
   Tuner tuner_;
+  std::unique_ptr<EventQueue> events_;                    // null where nobody wants any
+  RemovalCause removal_cause_ = RemovalCause::kReplaced;  // see RemovalScope
+  PageId victim_;             // of the drop under way: what goes with it is an orphan
+  std::mutex drain_mutex_;    // taken before mutex_
+  EventReader event_reader_;  // under drain_mutex_
   // Used by one operation at a time, kept so that steps allocate nothing.
   std::vector<std::int32_t> needed_;
   std::vector<BlockRange> stale_;

@@ -17,6 +17,7 @@ constexpr double kRatioSumTolerance = 1e-6;
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 constexpr std::int64_t kMostBufferBytes = std::int64_t{1} << 36;
 constexpr std::int64_t kMostTierBytes = std::int64_t{1} << 60;
+constexpr std::int32_t kMostEvents = 1 << 24;
 
 Result<void> check_kind(const LayerConfig& layer) {
   const auto* window = std::get_if<SlidingWindow>(&layer.kind);
@@ -190,6 +191,12 @@ Result<void> check_rebalance(const RebalanceOptions& options) {
   return {};
 }
 
+Result<void> check_events(const KvCacheConfig& config) {
+  if (config.max_events >= 0 && config.max_events <= kMostEvents) return {};
+  return make_error(ErrorCode::kInvalidArgument, "max_events is {}; use 0 for none, {} at most",
+                    config.max_events, kMostEvents);
+}
+
 Result<void> check_unbuilt(const KvCacheConfig& config) {
   if (config.sliding_window_scratch_pages) {
     return make_error(ErrorCode::kUnimplemented,
@@ -246,6 +253,7 @@ Result<void> validate(const KvCacheConfig& config) {
   SLACKWATER_RETURN_IF_ERROR(check_tiers(config));
   SLACKWATER_RETURN_IF_ERROR(check_reuse(config));
   SLACKWATER_RETURN_IF_ERROR(check_rebalance(config.rebalance));
+  SLACKWATER_RETURN_IF_ERROR(check_events(config));
   for (const BatchDesc& batch : config.constraints) {
     SLACKWATER_RETURN_IF_ERROR(check_batch(batch, "a constraint"));
   }

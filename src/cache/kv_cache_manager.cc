@@ -106,6 +106,8 @@ std::int64_t KvCacheManager::clamp_max_seq_len(std::int64_t batch_size,
 
 void KvCacheManager::synchronize() { core_->synchronize(); }
 void KvCacheManager::audit() const { core_->audit(); }
+DrainedEvents KvCacheManager::drain_events() { return core_->drain_events(); }
+std::vector<CachedPage> KvCacheManager::cached_pages() const { return core_->cached_pages(); }
 
 Sequence::Sequence(Sequence&& other) noexcept
     : core_(std::exchange(other.core_, nullptr)), state_(std::exchange(other.state_, nullptr)) {}

@@ -36,6 +36,7 @@ TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
              sum.steps_judged, sum.steps_suspect, sum.resumed, sum.refused, sum.lost,
              sum.tokens_reused, sum.partial_matches, sum.pages_dropped, sum.snapshots, sum.faults,
              sum.calls_replayed);
+  fmt::print(stderr, "{} events, {} overflows\n", sum.events, sum.overflows);
   EXPECT_GT(sum.steps_judged, num_operations / 5);
   EXPECT_GT(sum.pages_dropped, num_operations / 100);
   EXPECT_GT(sum.refused, 0);
@@ -44,6 +45,8 @@ TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
   EXPECT_GT(sum.quotas, 0);
   EXPECT_GT(sum.calls_replayed, 0);
   EXPECT_GT(sum.adjusts, 0);
+  EXPECT_GT(sum.events, num_operations / 10);
+  EXPECT_GT(sum.overflows, 0);
 }
 
 }  // namespace

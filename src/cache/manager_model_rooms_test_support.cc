@@ -218,11 +218,14 @@ void KvCacheManagerModel::finish() {
   while (!failing_.empty()) learn_of_failures();
   check_steps(true);
   manager_->audit();
+  drain();
   while (!models_.empty()) drop(models_.back());
   manager_->audit();
   const Result<void> shut = manager_->shutdown();
   ASSERT_TRUE(shut.has_value());
   expect_empty();
+  drain();
+  ASSERT_EQ(mirror_.num_pages(), 0u);
   tally_.pages_dropped = manager_->counters().pages_dropped;
   tally_.snapshots = manager_->counters().snapshots_published;
   tally_.faults = num_faults_;

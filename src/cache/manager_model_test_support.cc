@@ -77,6 +77,8 @@ void KvCacheManagerModel::start(std::uint64_t seed) {
   has_priorities_ = below(3) == 0;
   is_logged_ = below(4) == 0;
   if (is_logged_) config.operation_log.path = directory_ / "calls";
+  config.max_events = random_max_events(below(64));
+  has_events_ = config.max_events > 0;
   policy_ = config.commit_policy;
   auto made = KvCacheManager::create(*device_, std::move(config));
   ASSERT_TRUE(made.has_value()) << made.error().text();
@@ -110,6 +112,7 @@ void KvCacheManagerModel::step() {
     case kTakeTurns: return take_turns();
     case kQuota: return change_quota();
     case kAdjust: return adjust();
+    case kDrain: return drain();
     default: return;
   }
 }

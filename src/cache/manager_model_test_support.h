@@ -13,6 +13,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cache/cache_mirror.h"
 #include "cache/naive_cache.h"
 #include "slackwater/cache/kv_cache_manager.h"
 #include "slackwater/device/sim_device.h"
@@ -23,7 +24,7 @@ namespace slackwater::cache {
 
 // Random operations on a KvCacheManager over a device and a disk that fail, and on a naive one:
 // manager_model_test_support.cc (sequences), manager_model_rooms_test_support.cc (whatever concerns
-// everybody).
+// everybody), manager_model_events_test_support.cc (who is told of it).
 class KvCacheManagerModel {
  public:
   const Tally& tally() const { return tally_; }
@@ -65,6 +66,7 @@ class KvCacheManagerModel {
     kTakeTurns,
     kQuota,
     kAdjust,
+    kDrain,
     kNumOperations
   };
 
@@ -149,6 +151,9 @@ class KvCacheManagerModel {
   LogPoint log_point() const;
   void check_replay();
 
+  static std::int32_t random_max_events(std::uint64_t ticket);
+  void drain();
+
   std::mt19937_64 random_;
   OperationWeights<kNumOperations> weights_;
   const std::filesystem::path directory_;
@@ -160,6 +165,7 @@ class KvCacheManagerModel {
   bool has_priorities_ = false;
   bool guarantees_suspend_ = false;
   bool is_logged_ = false;
+  bool has_events_ = false;
   CommitPolicy policy_ = CommitPolicy::kEveryBlock;
 
   std::unique_ptr<device::SimDevice> device_;
@@ -167,6 +173,7 @@ class KvCacheManagerModel {
   std::unique_ptr<FakeEngine> engine_;
   std::array<TokenId, 16> images_ = {};  // tokens that stand for digests
   NaiveCache naive_;
+  CacheMirror mirror_;
   std::vector<Model> models_;
   std::vector<Step> steps_;
   std::vector<device::EventSource> failing_;

@@ -61,6 +61,8 @@ struct Tally {
   std::int64_t quotas = 0;
   std::int64_t calls_replayed = 0;
   std::int64_t adjusts = 0;  // that changed something
+  std::int64_t events = 0;
+  std::int64_t overflows = 0;
 
   void add(const Tally& other) {
     steps_judged += other.steps_judged;
@@ -77,6 +79,8 @@ struct Tally {
     quotas += other.quotas;
     calls_replayed += other.calls_replayed;
     adjusts += other.adjusts;
+    events += other.events;
+    overflows += other.overflows;
   }
 };
 

@@ -104,6 +104,7 @@ void CacheCore::publish_new(SequenceState& sequence, std::int32_t num_done) {
     }
     sequence.leaf = made;
   }
+  if (events_ != nullptr) note_block_added(sequence.leaf);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     if (kind(g).has_block_pages()) put_page(sequence, g, sequence.leaf);
   }
@@ -279,6 +280,7 @@ void CacheCore::publish(SequenceState& sequence) {
     // What nobody uses any more, and is broken, is in the way of what is not.
     const TreeNode& node = tree_->node(child);
     if (!node.is_broken || node.num_written > 0 || node.users != Pins()) break;
+    const RemovalScope scope(removal_cause_, RemovalCause::kLost);
     cut(child, 0);
   }
   drop_published(sequence, num_done);
@@ -296,6 +298,7 @@ void CacheCore::set_late(TreeNode& node, LayerGroupId group, std::int32_t block,
 void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
   TreeNode& from = tree_->node(shorter);
   TreeNode& to = tree_->node(longer);
+  const RemovalScope scope(removal_cause_, RemovalCause::kReplaced);
   settle(shorter);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     PageRun& source = from.runs[g];
@@ -393,6 +396,7 @@ NodeIndex CacheCore::endpoint_node(SequenceState& sequence, bool& is_new) {
   if (tree_->find_child(sequence.leaf, tail) != kNoNode) return kNoNode;
   is_new = true;
   node = tree_->add(sequence.leaf, tail);
+  if (events_ != nullptr) note_block_added(node);
   for (std::size_t g = 0; g < num_groups(); ++g) {
     PageRun& run = node_run(node, g);
     run.priority = priority_of(sequence, sequence.num_path_blocks, g);

@@ -71,6 +71,7 @@ Result<void> CacheCore::plan_tiers(const Residency::TierSlots& slots) {
 Result<void> CacheCore::change_tiers(const Residency::TierSlots& slots,
                                      const std::function<Result<void>(Tier)>& change) {
   wait_for_last_uses();
+  const RemovalScope scope(removal_cause_, RemovalCause::kQuota);
   Result<void> changed;
   for (const Tier tier : {Tier::kDisk, Tier::kHost, Tier::kDevice}) {
     if (!store_->has_tier(tier)) continue;

@@ -169,6 +169,7 @@ void Residency::page_added(const RunKey& key, PageRun& run, std::size_t index) {
   if (may_leave(run.pins_of(index), tier)) change_evictable(key, run, tier, 1);
   change_pinned(run, is_pinned(run.pins_of(index)));
   if (!store_.ready(run.pages[index]).is_null()) run.may_be_lost = true;
+  if (is_told_of(key)) owners_.page_stored(key, index);
 }
 
 void Residency::pages_allocated(PageRun& run, std::int32_t count) {
@@ -194,6 +195,7 @@ void Residency::release_tail(PageRun& run, std::size_t num_left) {
 }
 
 PageId Residency::take_page(const RunKey& key, PageRun& run, std::size_t index) {
+  if (is_told_of(key)) owners_.page_removed(key, index);
   const PageId page = std::exchange(run.pages[index], PageId());
   const Tier tier = store_.tier(page);
   --run.num_on[index_of(tier)];
@@ -514,6 +516,7 @@ void Residency::moved(const RunKey& key, PageRun& run, std::size_t index, Tier f
   if (may_leave(pins, from)) change_evictable(key, run, from, -1);
   if (may_leave(pins, to)) change_evictable(key, run, to, 1);
   run.may_be_lost = true;
+  if (is_told_of(key)) owners_.page_moved(key, index, from);
 }
 
 Result<void> Residency::make_room(std::span<const std::int32_t> needed) {

@@ -50,6 +50,12 @@ class RunOwners {
   virtual void lose_page(const RunKey& key, std::size_t index) = 0;
   // Whose page it is, before it goes to disk.
   virtual Certificate certificate(const RunKey& key, std::size_t index) = 0;
+
+  // A page of a tree node has come to its run, is about to leave it, or lies on another tier now;
+  // told after tell_of_pages().
+  virtual void page_stored(const RunKey& /*key*/, std::size_t /*index*/) {}
+  virtual void page_removed(const RunKey& /*key*/, std::size_t /*index*/) {}
+  virtual void page_moved(const RunKey& /*key*/, std::size_t /*index*/, Tier /*from*/) {}
 };
 
 // Which pages lie on which tier, who needs them, and who leaves when room is wanted.
@@ -141,6 +147,9 @@ class Residency {
 
   std::int64_t num_dropped() const { return num_dropped_; }
 
+  // From now on owners are told what becomes of the pages of the tree.
+  void tell_of_pages() { tells_of_pages_ = true; }
+
   void audit_run(const RunKey& key, const PageRun& run) const;
   // `num_pinned` [layer groups]: pages with pins, counted by the owners.
   void check_invariants(std::span<const std::int32_t> num_pinned) const;
@@ -196,6 +205,9 @@ class Residency {
   Result<void> change_some_places(std::vector<PageRef> pages);
   void give_up(const Victim& victim);
   Result<void> migrate(std::vector<Victim> victims, Tier from, Tier to, std::size_t swap_pool);
+  bool is_told_of(const RunKey& key) const {
+    return tells_of_pages_ && key.owner == RunKey::Owner::kNode;
+  }
   void note_last_use(const RunKey& key, const PageRun& run, PageId page);
   void moved(const RunKey& key, PageRun& run, std::size_t index, Tier from, Tier to);
   static std::size_t find_page(const PageRun& run, PageId page, std::size_t guess);
@@ -221,6 +233,7 @@ class Residency {
   std::vector<PageId> moving_;
   std::vector<std::int32_t> device_slots_;
   std::int64_t num_dropped_ = 0;
+  bool tells_of_pages_ = false;
 };
 
 }  // namespace slackwater::cache

@@ -125,6 +125,10 @@ struct KvCacheConfig {
   RebalanceOptions rebalance;
   OperationLogOptions operation_log;
 
+  // The most events that wait for KvCacheManager::drain_events(); room for each of them is kept,
+  // about 200 bytes and the tokens of a block. 0: there are none, and they cost nothing.
+  std::int32_t max_events = 0;
+
   // Not built: kUnimplemented when asked for.
   bool sliding_window_scratch_pages = false;
   std::int32_t max_beam_width = 1;

@@ -10,6 +10,7 @@
 
 #include "slackwater/base/error.h"
 #include "slackwater/base/page_table.h"
+#include "slackwater/cache/cache_event.h"
 #include "slackwater/cache/config.h"
 #include "slackwater/cache/layer_groups.h"
 #include "slackwater/cache/sequence.h"
@@ -118,6 +119,12 @@ class KvCacheManager {
   // The longest sequence, at most `upper_bound` tokens, for which the device has room beside
   // `batch_size` - 1 sequences of one token; 0 if there is none.
   std::int64_t clamp_max_seq_len(std::int64_t batch_size, std::int64_t upper_bound) const;
+
+  // What has happened to the pages kept for reuse since the last call, in order; keys are made
+  // here. The first call begins with kCreated. Nothing where KvCacheConfig::max_events is 0.
+  DrainedEvents drain_events();
+  // All of these pages, blocks before those that follow them. O(everything): for audits and tools.
+  std::vector<CachedPage> cached_pages() const;
 
   // Blocks until everything queued by the cache has ended.
   void synchronize();
