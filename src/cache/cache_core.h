@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cache/block_tree.h"
+#include "cache/drop_plans.h"
 #include "cache/kinds/group_kind.h"
 #include "cache/prefix_match.h"
 #include "cache/residency.h"
@@ -26,7 +27,7 @@ namespace slackwater::cache {
 //
 // Files: cache_core.cc (making, queries, what the tree loses), sequence_open.cc (create, close,
 // pins of the path), sequence_resume.cc, sequence_resize.cc, sequence_commit.cc, publish.cc (how
-// blocks become nodes), rebalance.cc, audit.cc.
+// blocks become nodes), rebalance.cc, sequence_prefetch.cc, planned_drop.cc, audit.cc.
 class CacheCore final : public RunOwners {
  public:
   static Result<std::unique_ptr<CacheCore>> create(device::Device& device, KvCacheConfig config);
@@ -38,6 +39,7 @@ class CacheCore final : public RunOwners {
   Result<void> set_quota(Tier tier, std::int64_t bytes);
   std::int64_t quota(Tier tier) const;
   Result<SequenceState*> create_sequence(const SequenceOptions& options);
+  Result<MatchDepths> prefetch(const ReuseScope& scope, std::span<const TokenId> prompt, Tier tier);
   MatchDepths probe_reuse(const ReuseScope& scope, std::span<const TokenId> tokens) const;
   std::vector<std::int64_t> snapshot_points(const MatchDepths& match,
                                             std::int64_t prompt_length) const;
@@ -65,6 +67,11 @@ class CacheCore final : public RunOwners {
   Result<void> commit(SequenceState& sequence, std::span<const TokenId> tokens,
                       const CommitOptions& options);
   Result<void> stop_committing(SequenceState& sequence);
+  Result<void> prefetch(SequenceState& sequence, Tier tier);
+  // The number of a plan; nothing where a page that it would name is not there.
+  Result<std::optional<std::uint64_t>> plan_drop(SequenceState& sequence);
+  // As in PlannedDrop.
+  void apply_drop(std::uint64_t plan);
   Result<void> reserve_snapshot(SequenceState& sequence, std::int64_t position);
   std::optional<SlotId> snapshot_slot(const SequenceState& sequence, LayerGroupId group,
                                       std::int64_t position) const;
@@ -149,6 +156,20 @@ class CacheCore final : public RunOwners {
   Result<void> verify_snapshots(SequenceState& sequence);
   void build_tables(SequenceState& sequence, std::vector<device::Event>& arriving);
 
+  // Prefetch.
+  Result<void> check_prefetch_tier(Tier tier) const;
+  Result<void> bring_up(SequenceState& sequence, Tier tier, Pins pins);
+  void gather_colder(SequenceState& sequence, Tier tier, std::vector<Residency::PageRef>& colder);
+  void gather_path(SequenceState& sequence, Tier tier, std::vector<Residency::PageRef>& colder);
+
+  // Planned drop.
+  bool collect_window(const SequenceState& sequence, std::size_t group,
+                      std::vector<DropPlans::Place>& places);
+  bool collect_state(const SequenceState& sequence, std::size_t group,
+                     std::vector<DropPlans::Place>& places);
+  NodeIndex committed_node(const SequenceState& sequence, std::int64_t block);
+  void note_moved(NodeIndex node);
+
   // Index tables.
   void set_slot(SequenceGroup& group, std::int64_t block, SlotId slot);
   void trim_table(SequenceGroup& group, std::int64_t num_blocks);
@@ -217,6 +238,7 @@ class CacheCore final : public RunOwners {
   }
 
   void audit_node(NodeIndex node) const;
+  void audit_plans() const;
   std::size_t audit_states(NodeIndex node) const;
   using PagePins = std::map<std::pair<std::uint32_t, std::size_t>, std::vector<Pins>>;
   void count_page_pins(const SequenceState& sequence, PagePins& pins) const;
@@ -242,6 +264,7 @@ class CacheCore final : public RunOwners {
   // Nodes that may have nothing left to be there for; looked at when an operation ends.
   std::vector<NodeIndex> to_tidy_;
   CacheCounters counters_;
+  DropPlans plans_;
   // Used by one operation at a time, kept so that steps allocate nothing.
   std::vector<std::int32_t> needed_;
   std::vector<BlockRange> stale_;

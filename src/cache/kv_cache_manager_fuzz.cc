@@ -41,6 +41,11 @@ TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
   EXPECT_GT(sum.tokens_reused, 0);
   EXPECT_GT(sum.turns, 0);
   EXPECT_GT(sum.quotas, 0);
+  fmt::print(stderr, "{} prefetched, {} refused; {} drops planned, {} applied\n", sum.prefetched,
+             sum.prefetch_refused, sum.plans, sum.plans_dropped);
+  EXPECT_GT(sum.prefetched, 0);
+  EXPECT_GT(sum.prefetch_refused, 0);
+  EXPECT_GT(sum.plans_dropped, 0);
 }
 
 }  // namespace

@@ -144,6 +144,7 @@ void KvCacheManagerModel::finish() {
   check_steps(true);
   manager_->audit();
   while (!models_.empty()) drop(models_.back());
+  plans_.clear();
   manager_->audit();
   const Result<void> shut = manager_->shutdown();
   ASSERT_TRUE(shut.has_value());

@@ -23,7 +23,7 @@ namespace slackwater::cache {
 
 // Random operations on a KvCacheManager over a device and a disk that fail, and on a naive one:
 // manager_model_test_support.cc (sequences), manager_model_rooms_test_support.cc (whatever concerns
-// everybody).
+// everybody), manager_model_ahead_test_support.cc (prefetch and planned drops).
 class KvCacheManagerModel {
  public:
   const Tally& tally() const { return tally_; }
@@ -63,6 +63,8 @@ class KvCacheManagerModel {
     kTable,
     kTakeTurns,
     kQuota,
+    kPrefetch,
+    kPlanDrop,
     kNumOperations
   };
 
@@ -113,6 +115,12 @@ class KvCacheManagerModel {
   std::vector<std::int32_t> all_room() const;
 
   void change_quota();
+  void prefetch();
+  void prefetch_prompt(storage::Tier tier);
+  void check_prefetched(const Result<void>& brought, std::span<const std::int32_t> room);
+  void plan_drop();
+  void plan_drop_of(Model& model);
+  void drop_plan();
   void take_turns();
   void relieve(Model& refused);
   void suspend();
@@ -155,6 +163,7 @@ class KvCacheManagerModel {
   std::array<TokenId, 16> images_ = {};  // tokens that stand for digests
   NaiveCache naive_;
   std::vector<Model> models_;
+  std::vector<PlannedDrop> plans_;
   std::vector<Step> steps_;
   std::vector<device::EventSource> failing_;
   std::uint64_t next_request_ = 1;

@@ -59,6 +59,10 @@ struct Tally {
   std::int64_t faults = 0;
   std::int64_t turns = 0;
   std::int64_t quotas = 0;
+  std::int64_t prefetched = 0;
+  std::int64_t prefetch_refused = 0;
+  std::int64_t plans = 0;
+  std::int64_t plans_dropped = 0;
 
   void add(const Tally& other) {
     steps_judged += other.steps_judged;
@@ -73,6 +77,10 @@ struct Tally {
     faults += other.faults;
     turns += other.turns;
     quotas += other.quotas;
+    prefetched += other.prefetched;
+    prefetch_refused += other.prefetch_refused;
+    plans += other.plans;
+    plans_dropped += other.plans_dropped;
   }
 };
 

@@ -114,6 +114,8 @@ class Residency {
     std::size_t index = 0;  // in its run
   };
   Result<void> recall(std::span<const PageRef> pages, std::span<const std::int32_t> needed);
+  // The same, up to a tier: pages of locked runs that lie colder come there.
+  Result<void> prefetch(std::span<const PageRef> pages, Tier tier);
 
   // Pages leave a tier until no more lie there than `num_slots` [pool groups]; none is locked.
   Result<void> vacate(Tier tier, std::span<const std::int64_t> num_slots);
@@ -178,13 +180,18 @@ class Residency {
   void drop_victims(Tier tier);
   Result<void> move_victims(Tier from, Tier to);
   Result<std::int32_t> move_some_victims(Tier from, Tier to, bool uses_swap_slots);
-  Result<std::int32_t> bring_some(std::vector<PageRef>& pages);
+  Result<std::int32_t> bring_some(std::vector<PageRef>& pages, Tier to);
   static constexpr std::size_t kNoSwap = static_cast<std::size_t>(-1);
 
   static void add_slots(std::int32_t& sum, std::int32_t more);
   std::int32_t room_on(Tier tier, std::size_t pool) const;
   Result<void> change_places(std::vector<PageRef> pages);
   Result<void> change_some_places(std::vector<PageRef> pages);
+  bool has_victims_left() const;
+  Result<void> plan_host(std::span<const std::int32_t> coming,
+                         std::span<const std::int32_t> leaving_disk);
+  Result<void> check_can_exchange(std::span<const std::int32_t> coming) const;
+  Result<void> exchange_with_disk(std::vector<PageRef> pages);
   void give_up(const Victim& victim);
   Result<void> migrate(std::vector<Victim> victims, Tier from, Tier to, std::size_t swap_pool);
   void note_last_use(const RunKey& key, const PageRun& run, PageId page);
