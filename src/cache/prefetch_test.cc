@@ -60,7 +60,7 @@ class Prefetch : public testing::Test {
     EXPECT_EQ(cache.engine.mismatches(), 0);
   }
 
-  // Pages on the device, the host and the disk; slots on the host that are kept free count too.
+  // Pages on the device, the host and the disk. Four slots of the host are kept free.
   static std::vector<std::int32_t> pages(const TestCache& cache) {
     std::vector<std::int32_t> counts;
     for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kDisk}) {
@@ -76,7 +76,7 @@ class Prefetch : public testing::Test {
 TEST_F(Prefetch, BringsWhatASleeperNeedsToTheHostAndToTheDevice) {
   TestCache cache(config(4, 8, 64));
   std::vector<Sequence> all = sleepers(cache, 4);
-  ASSERT_THAT(pages(cache), ElementsAre(4, 4, 8)) << "four slots of the host are kept";
+  ASSERT_THAT(pages(cache), ElementsAre(4, 4, 8));
   // Whoever is on the host makes room.
   ASSERT_TRUE(all[0].prefetch(Tier::kHost).has_value());
   cache.manager->audit();
