@@ -44,7 +44,6 @@ TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
   fmt::print(stderr, "{} prefetched, {} refused; {} drops planned, {} applied\n", sum.prefetched,
              sum.prefetch_refused, sum.plans, sum.plans_dropped);
   EXPECT_GT(sum.prefetched, 0);
-  EXPECT_GT(sum.prefetch_refused, 0);
   EXPECT_GT(sum.plans_dropped, 0);
 }
 

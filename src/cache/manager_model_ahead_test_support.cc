@@ -1,5 +1,6 @@
 // What is said ahead of time: pages that will be needed, and pages that will not.
 
+#include <algorithm>
 #include <utility>
 
 #include "cache/manager_model_test_support.h"
@@ -14,7 +15,8 @@ using Tokens = std::vector<TokenId>;
 void KvCacheManagerModel::check_prefetched(const Result<void>& brought,
                                            std::span<const std::int32_t> room) {
   if (brought.has_value()) {
-    ++tally_.prefetched;
+    const std::vector<std::int32_t> now = all_room();
+    tally_.prefetched += !std::equal(now.begin(), now.end(), room.begin());
     return;
   }
   ++tally_.prefetch_refused;
@@ -59,7 +61,7 @@ void KvCacheManagerModel::prefetch_prompt(Tier tier) {
     return check_prefetched(tl::unexpected<Error>(found.error()), room);
   }
   check_match({}, tokens, *found);
-  tally_.prefetched += found->reused > 0;
+  check_prefetched({}, room);
 }
 
 // Plans are kept for a while; those who made them go on, or end.

@@ -59,7 +59,7 @@ struct Tally {
   std::int64_t faults = 0;
   std::int64_t turns = 0;
   std::int64_t quotas = 0;
-  std::int64_t prefetched = 0;
+  std::int64_t prefetched = 0;  // and something moved
   std::int64_t prefetch_refused = 0;
   std::int64_t plans = 0;
   std::int64_t plans_dropped = 0;

@@ -81,11 +81,11 @@ class Sequence {
   // Lets the device go, after what is queued on the stream.
   Result<void> suspend();
   // Ahead of a resume: the pages that it will need and that lie colder than `tier` come there, all
-  // or none, by way of the host or not; warmer ones stay. They are not locked: whoever wants room
-  // may send them away again, those of this sequence last, because they count as used just now.
-  // Whoever makes room goes to colder tiers or is dropped. Returns once the moves are queued.
-  // kFailedPrecondition unless suspended, and for a tier that is not there; kDataLoss where pages
-  // are lost; kResourceExhausted where there is no room: nothing has changed then.
+  // or none; warmer ones stay. Who makes room goes to colder tiers, or is dropped where nobody
+  // holds it. The pages are not locked: they count as used just now, and whoever wants room later
+  // may send them away again. Returns once the moves are queued; O(blocks). kFailedPrecondition
+  // unless suspended, and for a tier that is not there; kDataLoss where pages are lost;
+  // kResourceExhausted where there is no room: nothing has changed then.
   Result<void> prefetch(storage::Tier tier);
   // Commits what is left over, and gives everything back. In any state; again: nothing. The state
   // of the end becomes a snapshot where there was no room for a step beyond it since the last
