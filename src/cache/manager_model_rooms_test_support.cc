@@ -56,7 +56,10 @@ void KvCacheManagerModel::take_turns() {
     if (!model.was_resumed) continue;
     const auto resumed = model.sequence.resume(engine_->stream());
     if (!resumed.has_value()) {
-      ASSERT_NE(resumed.error().code(), ErrorCode::kResourceExhausted) << resumed.error().text();
+      // Slots of a bad disk go out of service between the plan and the move.
+      ASSERT_TRUE(resumed.error().code() != ErrorCode::kResourceExhausted ||
+                  (num_faults_ > 0 && disk_fault_permille_ > 0))
+          << resumed.error().text();
       continue;
     }
     model.arrived = *resumed;
