@@ -187,6 +187,7 @@ class Residency {
   std::int32_t room_on(Tier tier, std::size_t pool) const;
   Result<void> change_places(std::vector<PageRef> pages);
   Result<void> change_some_places(std::vector<PageRef> pages);
+  Result<std::int32_t> park_some_victims();
   bool has_victims_left() const;
   Result<void> plan_host(std::span<const std::int32_t> coming,
                          std::span<const std::int32_t> leaving_disk);

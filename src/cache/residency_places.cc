@@ -69,6 +69,27 @@ Result<void> Residency::change_places(std::vector<PageRef> pages) {
   return changed;
 }
 
+// The disk is full until a page leaves it: who is to take its place there waits on the host, in a
+// slot that is kept for that.
+Result<std::int32_t> Residency::park_some_victims() {
+  std::int32_t count = 0;
+  for (std::size_t pool = 0; pool < swap_slots_.size(); ++pool) {
+    std::vector<Victim> parking;
+    for (Victim& victim : victims_[index_of(Tier::kDevice)]) {
+      if (std::ssize(parking) == swap_slots_[pool].num_pages()) break;
+      if (victim.is_done || victim.to != Tier::kDisk || !store_.is_alive(victim.page)) continue;
+      if (pool_of(Tier::kHost, LayerGroupId(victim.key.group)) != pool) continue;
+      parking.push_back(victim);
+      victim.is_done = true;
+    }
+    count += static_cast<std::int32_t>(parking.size());
+    SLACKWATER_RETURN_IF_ERROR(migrate(parking, Tier::kDevice, Tier::kHost, pool));
+    auto& waiting = victims_[index_of(Tier::kHost)];
+    waiting.insert(waiting.end(), parking.begin(), parking.end());
+  }
+  return count;
+}
+
 bool Residency::has_victims_left() const {
   return std::any_of(victims_.begin(), victims_.end(), [&](const auto& victims) {
     return std::any_of(victims.begin(), victims.end(), [&](const Victim& victim) {
@@ -94,7 +115,9 @@ Result<void> Residency::change_some_places(std::vector<PageRef> pages) {
                                 move_some_victims(Tier::kDevice, below, true));
     SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t brought, bring_some(pages, Tier::kDevice));
     if (below == Tier::kHost) reserve_swap_slots();
-    if (count + swapped + brought == 0) {
+    if (count + swapped + brought > 0) continue;
+    SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t parked, park_some_victims());
+    if (parked == 0) {
       return make_error(ErrorCode::kResourceExhausted,
                         "{} pages cannot change places with what lies on the device", pages.size());
     }
