@@ -127,22 +127,35 @@ TEST_F(Prefetch, WhatIsThereAlreadyDoesNotLeaveForTheRest) {
   wake(cache, all[0], 0);
 }
 
-// All tiers are full: pages change places over the slots that are kept for that.
+// All tiers are full: pages change places over the slots that are kept for that, be it one.
 TEST_F(Prefetch, ChangesPlacesWhereEverythingIsFull) {
-  TestCache cache(config(4, 8, 8));
-  const std::int32_t disk = cache.manager->room(Tier::kDisk, LayerGroupId(0)).total;
-  std::vector<Sequence> all = sleepers(cache, (4 + 4 + disk) / 4);
-  const std::vector<std::int32_t> full = pages(cache);
-  ASSERT_LT(disk - full[2], 4);
-  for (const Tier tier : {Tier::kHost, Tier::kDevice, Tier::kHost}) {
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      const auto brought = all[i].prefetch(tier);
-      ASSERT_TRUE(brought.has_value()) << brought.error().text();
-      cache.manager->audit();
-      ASSERT_EQ(pages(cache), full);
+  for (const std::int64_t host : {8, 2}) {
+    SCOPED_TRACE(testing::Message() << host << " slots on the host");
+    TestCache cache(config(4, host, 8));
+    const std::int32_t disk = cache.manager->room(Tier::kDisk, LayerGroupId(0)).total;
+    std::vector<Sequence> all = sleepers(cache, (4 + static_cast<int>(host) / 2 + disk) / 4);
+    // What is left over is filled by one that holds a state, or that and some blocks.
+    const std::int32_t left = disk - pages(cache)[2];
+    Sequence filler = cache.create({});
+    if (left > 0) {
+      cache.resume(filler);
+      ASSERT_TRUE(filler.resize((left - 1) * kBlock).has_value());
+      ASSERT_TRUE(filler.suspend().has_value());
     }
+    const std::vector<std::int32_t> full = pages(cache);
+    ASSERT_THAT(full, ElementsAre(4, host / 2, disk));
+    for (const Tier tier : {Tier::kHost, Tier::kDevice, Tier::kHost, Tier::kDevice}) {
+      for (Sequence& sequence : all) {
+        // More than a small host holds is refused.
+        const bool has_room = tier == Tier::kDevice || host > 2;
+        const auto brought = sequence.prefetch(tier);
+        ASSERT_TRUE(brought.has_value() || !has_room) << brought.error().text();
+        cache.manager->audit();
+        ASSERT_EQ(pages(cache), full);
+      }
+    }
+    for (std::size_t i = 0; i < all.size(); ++i) wake(cache, all[i], static_cast<int>(i));
   }
-  for (std::size_t i = 0; i < all.size(); ++i) wake(cache, all[i], static_cast<int>(i));
 }
 
 // One that is using seven of the eight slots of the device.
