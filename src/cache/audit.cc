@@ -209,6 +209,7 @@ void CacheCore::audit() const {
   SLACKWATER_CHECK(num_branch_states == states_.size(), "{} snapshots within blocks, {} are found",
                    num_branch_states, states_.size());
   SLACKWATER_CHECK(num_open == num_open_, "{} sequences are open, {} counted", num_open, num_open_);
+  audit_plans();
   residency_->check_invariants(num_pinned);
   if (events_ != nullptr) events_->check_invariants();
   store_->audit();

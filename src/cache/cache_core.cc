@@ -46,6 +46,8 @@ CacheCore::CacheCore(KvCacheConfig config)
 
 CacheCore::~CacheCore() {
   SLACKWATER_CHECK(num_open_ == 0, "{} sequences are still open", num_open_);
+  SLACKWATER_CHECK(plans_.num_plans() == 0, "{} planned drops outlive the cache",
+                   plans_.num_plans());
   if (store_ != nullptr) store_->synchronize();
 }
 
@@ -223,12 +225,15 @@ NodeIndex CacheCore::split(NodeIndex node, std::int32_t at) {
   for (std::size_t g = 0; g < num_groups(); ++g) {
     residency_->run_was_split(node_key(front, g), node_run(front, g), node_run(node, g));
   }
+  if (!plans_.empty()) note_moved(front);
   return front;
 }
 
 void CacheCore::release_page(const RunKey& key, std::size_t index) {
   PageRun& run = *find_run(key);
-  if (!is_null(run.pages[index])) store_->release(residency_->take_page(key, run, index));
+  if (is_null(run.pages[index])) return;
+  if (!plans_.empty()) plans_.forget(run.pages[index]);
+  store_->release(residency_->take_page(key, run, index));
 }
 
 void CacheCore::remove_snapshot(NodeIndex node, std::size_t group, std::size_t index) {
@@ -568,7 +573,7 @@ TierRoom CacheCore::room(Tier tier, LayerGroupId group) const {
 CacheCounters CacheCore::counters() const {
   const ReadLock lock(mutex_);
   CacheCounters counters = counters_;
-  counters.pages_dropped = residency_->num_dropped();
+  counters.pages_dropped += residency_->num_dropped();
   counters.certificate_mismatches += store_->stats().certificate_mismatches;
   return counters;
 }

@@ -14,6 +14,7 @@
 
 #include "cache/block_tree.h"
 #include "cache/event_queue.h"
+#include "cache/drop_plans.h"
 #include "cache/kinds/group_kind.h"
 #include "cache/log_writer.h"
 #include "cache/prefix_match.h"
@@ -31,7 +32,8 @@ namespace slackwater::cache {
 //
 // Files: cache_core.cc (making, queries, what the tree loses), sequence_open.cc (create, close,
 // pins of the path), sequence_resume.cc, sequence_resize.cc, sequence_commit.cc, publish.cc (how
-// blocks become nodes), rebalance.cc, cache_events.cc (what is told of the tree), audit.cc.
+// blocks become nodes), rebalance.cc, sequence_prefetch.cc, planned_drop.cc, cache_events.cc (what
+// is told of the tree), audit.cc.
 class CacheCore final : public RunOwners {
  public:
   static Result<std::unique_ptr<CacheCore>> create(device::Device& device, KvCacheConfig config);
@@ -45,6 +47,7 @@ class CacheCore final : public RunOwners {
   bool need_adjustment(Nanoseconds now) const;
   Result<void> adjust(Nanoseconds now);
   Result<SequenceState*> create_sequence(const SequenceOptions& options);
+  Result<MatchDepths> prefetch(const ReuseScope& scope, std::span<const TokenId> prompt, Tier tier);
   MatchDepths probe_reuse(const ReuseScope& scope, std::span<const TokenId> tokens) const;
   std::vector<std::int64_t> snapshot_points(const MatchDepths& match,
                                             std::int64_t prompt_length) const;
@@ -79,6 +82,11 @@ class CacheCore final : public RunOwners {
   Result<void> commit(SequenceState& sequence, std::span<const TokenId> tokens,
                       const CommitOptions& options);
   Result<void> stop_committing(SequenceState& sequence);
+  Result<void> prefetch(SequenceState& sequence, Tier tier);
+  // The number of a plan; nothing where a page that it would name is not there.
+  Result<std::optional<std::uint64_t>> plan_drop(SequenceState& sequence);
+  // As in PlannedDrop.
+  void apply_drop(std::uint64_t plan);
   Result<void> reserve_snapshot(SequenceState& sequence, std::int64_t position);
   std::optional<SlotId> snapshot_slot(const SequenceState& sequence, LayerGroupId group,
                                       std::int64_t position) const;
@@ -185,6 +193,20 @@ class CacheCore final : public RunOwners {
   Result<void> verify_snapshots(SequenceState& sequence);
   void build_tables(SequenceState& sequence, std::vector<device::Event>& arriving);
 
+  // Prefetch.
+  Result<void> check_prefetch_tier(Tier tier) const;
+  Result<void> bring_up(SequenceState& sequence, Tier tier, Pins pins);
+  void gather_colder(SequenceState& sequence, Tier tier, std::vector<Residency::PageRef>& colder);
+  void gather_path(SequenceState& sequence, Tier tier, std::vector<Residency::PageRef>& colder);
+
+  // Planned drop.
+  bool collect_window(const SequenceState& sequence, std::size_t group,
+                      std::vector<DropPlans::Place>& places);
+  bool collect_state(const SequenceState& sequence, std::size_t group,
+                     std::vector<DropPlans::Place>& places);
+  NodeIndex committed_node(const SequenceState& sequence, std::int64_t block);
+  void note_moved(NodeIndex node);
+
   // Index tables.
   void set_slot(SequenceGroup& group, std::int64_t block, SlotId slot);
   void trim_table(SequenceGroup& group, std::int64_t num_blocks);
@@ -272,6 +294,7 @@ class CacheCore final : public RunOwners {
   std::array<std::int64_t, storage::kNumTiers> num_slots() const;
 
   void audit_node(NodeIndex node) const;
+  void audit_plans() const;
   std::size_t audit_states(NodeIndex node) const;
   using PagePins = std::map<std::pair<std::uint32_t, std::size_t>, std::vector<Pins>>;
   void count_page_pins(const SequenceState& sequence, PagePins& pins) const;
@@ -305,6 +328,7 @@ class CacheCore final : public RunOwners {
   PageId victim_;             // of the drop under way: what goes with it is an orphan
   std::mutex drain_mutex_;    // taken before mutex_
   EventReader event_reader_;  // under drain_mutex_
+  DropPlans plans_;
   // Used by one operation at a time, kept so that steps allocate nothing.
   std::vector<std::int32_t> needed_;
   std::vector<BlockRange> stale_;

@@ -73,6 +73,11 @@ MatchDepths KvCacheManager::probe_reuse(const ReuseScope& scope,
   return core_->probe_reuse(scope, tokens);
 }
 
+Result<MatchDepths> KvCacheManager::prefetch(const ReuseScope& scope,
+                                             std::span<const TokenId> prompt, storage::Tier tier) {
+  return core_->prefetch(scope, prompt, tier);
+}
+
 std::optional<Digest128> KvCacheManager::probe_first_new_block(
     const ReuseScope& scope, std::span<const TokenId> tokens) const {
   return core_->probe_first_new_block(scope, tokens);
@@ -151,6 +156,18 @@ Result<void> Sequence::suspend() {
   if (state_ == nullptr) return closed("suspend");
   return core_->logged(starting(LoggedKind::kSuspend, *state_),
                        [&] { return core_->suspend(*state_); });
+}
+
+Result<void> Sequence::prefetch(storage::Tier tier) {
+  if (state_ == nullptr) return closed("prefetch");
+  return core_->prefetch(*state_, tier);
+}
+
+Result<std::optional<PlannedDrop>> Sequence::plan_drop() {
+  if (state_ == nullptr) return closed("plan_drop");
+  SLACKWATER_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> plan, core_->plan_drop(*state_));
+  if (!plan.has_value()) return std::optional<PlannedDrop>();
+  return PlannedDrop(core_, *plan);
 }
 
 Result<void> Sequence::resize(std::optional<std::int64_t> capacity,

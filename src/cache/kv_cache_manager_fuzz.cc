@@ -47,6 +47,10 @@ TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
   EXPECT_GT(sum.adjusts, 0);
   EXPECT_GT(sum.events, num_operations / 10);
   EXPECT_GT(sum.overflows, 0);
+  fmt::print(stderr, "{} prefetched, {} refused; {} drops planned, {} applied\n", sum.prefetched,
+             sum.prefetch_refused, sum.plans, sum.plans_dropped);
+  EXPECT_GT(sum.prefetched, 0);
+  EXPECT_GT(sum.plans_dropped, 0);
 }
 
 }  // namespace

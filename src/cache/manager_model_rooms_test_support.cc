@@ -86,7 +86,10 @@ void KvCacheManagerModel::take_turns() {
     if (!model.was_resumed) continue;
     const auto resumed = model.sequence.resume(engine_->stream());
     if (!resumed.has_value()) {
-      ASSERT_NE(resumed.error().code(), ErrorCode::kResourceExhausted) << resumed.error().text();
+      // Slots of a bad disk go out of service between the plan and the move.
+      ASSERT_TRUE(resumed.error().code() != ErrorCode::kResourceExhausted ||
+                  (num_faults_ > 0 && disk_fault_permille_ > 0))
+          << resumed.error().text();
       continue;
     }
     model.arrived = *resumed;
@@ -220,6 +223,7 @@ void KvCacheManagerModel::finish() {
   manager_->audit();
   drain();
   while (!models_.empty()) drop(models_.back());
+  plans_.clear();
   manager_->audit();
   const Result<void> shut = manager_->shutdown();
   ASSERT_TRUE(shut.has_value());

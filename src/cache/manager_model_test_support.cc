@@ -113,6 +113,8 @@ void KvCacheManagerModel::step() {
     case kQuota: return change_quota();
     case kAdjust: return adjust();
     case kDrain: return drain();
+    case kPrefetch: return prefetch();
+    case kPlanDrop: return plan_drop();
     default: return;
   }
 }
@@ -343,6 +345,8 @@ void KvCacheManagerModel::end() {
     ASSERT_EQ(s.resize(s.capacity(), s.history() + 1).has_value(), false);
     ASSERT_EQ(s.commit({}).error().code(), ErrorCode::kFailedPrecondition);
   }
+  model->is_stopped = ended.has_value();
+  if (below(2) == 0) plan_drop_of(*model);
   drop(*model);
 }
 

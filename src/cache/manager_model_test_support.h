@@ -24,7 +24,8 @@ namespace slackwater::cache {
 
 // Random operations on a KvCacheManager over a device and a disk that fail, and on a naive one:
 // manager_model_test_support.cc (sequences), manager_model_rooms_test_support.cc (whatever concerns
-// everybody), manager_model_events_test_support.cc (who is told of it).
+// everybody), manager_model_events_test_support.cc (who is told of it),
+// manager_model_ahead_test_support.cc (prefetch and planned drops).
 class KvCacheManagerModel {
  public:
   const Tally& tally() const { return tally_; }
@@ -67,6 +68,8 @@ class KvCacheManagerModel {
     kQuota,
     kAdjust,
     kDrain,
+    kPrefetch,
+    kPlanDrop,
     kNumOperations
   };
 
@@ -118,6 +121,12 @@ class KvCacheManagerModel {
 
   void change_quota();
   void adjust();
+  void prefetch();
+  void prefetch_prompt(storage::Tier tier);
+  void check_prefetched(const Result<void>& brought, std::span<const std::int32_t> room);
+  void plan_drop();
+  void plan_drop_of(Model& model);
+  void drop_plan();
   void take_turns();
   void relieve(Model& refused);
   void suspend();
@@ -175,6 +184,7 @@ class KvCacheManagerModel {
   NaiveCache naive_;
   CacheMirror mirror_;
   std::vector<Model> models_;
+  std::vector<PlannedDrop> plans_;
   std::vector<Step> steps_;
   std::vector<device::EventSource> failing_;
   std::uint64_t next_request_ = 1;

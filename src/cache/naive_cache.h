@@ -63,6 +63,10 @@ struct Tally {
   std::int64_t adjusts = 0;  // that changed something
   std::int64_t events = 0;
   std::int64_t overflows = 0;
+  std::int64_t prefetched = 0;  // and something moved
+  std::int64_t prefetch_refused = 0;
+  std::int64_t plans = 0;
+  std::int64_t plans_dropped = 0;
 
   void add(const Tally& other) {
     steps_judged += other.steps_judged;
@@ -81,6 +85,10 @@ struct Tally {
     adjusts += other.adjusts;
     events += other.events;
     overflows += other.overflows;
+    prefetched += other.prefetched;
+    prefetch_refused += other.prefetch_refused;
+    plans += other.plans;
+    plans_dropped += other.plans_dropped;
   }
 };
 

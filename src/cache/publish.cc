@@ -318,7 +318,9 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
         source.certificates.pop_back();
         source.written.pop_back();
         if (is_lost) continue;
-        if (!put_snapshot(longer, g, position, page, written)) store_->release(page);
+        if (put_snapshot(longer, g, position, page, written)) continue;
+        if (!plans_.empty()) plans_.forget(page);
+        store_->release(page);
       }
       continue;
     }
@@ -336,6 +338,7 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
     target.certificates[0] = source.certificates[0];
     residency_->page_added(node_key(longer, g), target, 0);
   }
+  if (!plans_.empty()) note_moved(longer);
   erase_node(shorter);
 }
 

@@ -233,8 +233,9 @@ void Residency::pin_whole(const RunKey& key, PageRun& run, Pins change) {
     if (was != is) change_evictable(key, run, tier, is ? pages : -pages);
     change_pinned(run, pages * (is_pinned(run.whole) - is_pinned(before)));
   }
-  // Whoever is let go by its last user has been used just now.
-  const bool is_let_go = run.whole == Pins() && before != Pins();
+  // Whoever is let go by its last user has been used just now; in an attempt that is refused nobody
+  // has.
+  const bool is_let_go = run.whole == Pins() && before != Pins() && !is_attempt_;
   for (std::size_t t = 0; t < kNumTiers && is_let_go; ++t) {
     if (run.places[t].is_null()) continue;
     EvictionQueue& queue = queues_[t][pool_of_[t][index_of(run.group)]];

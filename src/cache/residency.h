@@ -120,6 +120,8 @@ class Residency {
     std::size_t index = 0;  // in its run
   };
   Result<void> recall(std::span<const PageRef> pages, std::span<const std::int32_t> needed);
+  // The same, up to a tier: pages of locked runs that lie colder come there.
+  Result<void> prefetch(std::span<const PageRef> pages, Tier tier);
 
   // Slots that tiers are to have [tiers][pool groups]; empty for a tier that stays as it is.
   using TierSlots = std::array<std::vector<std::int64_t>, kNumTiers>;
@@ -196,13 +198,19 @@ class Residency {
   void drop_victims(Tier tier);
   Result<void> move_victims(Tier from, Tier to);
   Result<std::int32_t> move_some_victims(Tier from, Tier to, bool uses_swap_slots);
-  Result<std::int32_t> bring_some(std::vector<PageRef>& pages);
+  Result<std::int32_t> bring_some(std::vector<PageRef>& pages, Tier to);
   static constexpr std::size_t kNoSwap = static_cast<std::size_t>(-1);
 
   static void add_slots(std::int32_t& sum, std::int32_t more);
   std::int32_t room_on(Tier tier, std::size_t pool) const;
   Result<void> change_places(std::vector<PageRef> pages);
   Result<void> change_some_places(std::vector<PageRef> pages);
+  Result<std::int32_t> park_some_victims();
+  bool has_victims_left() const;
+  Result<void> plan_host(std::span<const std::int32_t> coming,
+                         std::span<const std::int32_t> leaving_disk);
+  Result<void> check_can_exchange(std::span<const std::int32_t> coming) const;
+  Result<void> exchange_with_disk(std::vector<PageRef> pages);
   void give_up(const Victim& victim);
   Result<void> migrate(std::vector<Victim> victims, Tier from, Tier to, std::size_t swap_pool);
   bool is_told_of(const RunKey& key) const {

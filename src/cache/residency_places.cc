@@ -34,16 +34,16 @@ Result<std::int32_t> Residency::move_some_victims(Tier from, Tier to, bool uses_
   return count;
 }
 
-// As many of the pages as the device has room for now; they leave the list.
-Result<std::int32_t> Residency::bring_some(std::vector<PageRef>& pages) {
+// As many of the pages as a tier has room for now; they leave the list.
+Result<std::int32_t> Residency::bring_some(std::vector<PageRef>& pages, Tier to) {
   std::vector<std::int32_t> room;
-  for (std::size_t pool = 0; pool < queues_[index_of(Tier::kDevice)].size(); ++pool) {
-    room.push_back(store_.num_usable(Tier::kDevice, pool));
+  for (std::size_t pool = 0; pool < queues_[index_of(to)].size(); ++pool) {
+    room.push_back(store_.num_usable(to, pool));
   }
   std::vector<PageRef> later;
   std::vector<PageRef> now;
   for (const PageRef& ref : pages) {
-    std::int32_t& left = room[pool_of(Tier::kDevice, LayerGroupId(ref.key.group))];
+    std::int32_t& left = room[pool_of(to, LayerGroupId(ref.key.group))];
     (left > 0 ? now : later).push_back(ref);
     if (left > 0) --left;
   }
@@ -53,10 +53,10 @@ Result<std::int32_t> Residency::bring_some(std::vector<PageRef>& pages) {
     moving_.push_back(ref.page);
     from.push_back(store_.tier(moving_.back()));
   }
-  SLACKWATER_RETURN_IF_ERROR(store_.migrate(moving_, Tier::kDevice));
+  SLACKWATER_RETURN_IF_ERROR(store_.migrate(moving_, to));
   for (std::size_t i = 0; i < now.size(); ++i) {
     PageRun& run = *owners_.find_run(now[i].key);
-    moved(now[i].key, run, find_page(run, now[i].page, now[i].index), from[i], Tier::kDevice);
+    moved(now[i].key, run, find_page(run, now[i].page, now[i].index), from[i], to);
   }
   pages = std::move(later);
   return static_cast<std::int32_t>(now.size());
@@ -69,19 +69,40 @@ Result<void> Residency::change_places(std::vector<PageRef> pages) {
   return changed;
 }
 
+// The disk is full until a page leaves it: who is to take its place there waits on the host, in a
+// slot that is kept for that.
+Result<std::int32_t> Residency::park_some_victims() {
+  std::int32_t count = 0;
+  for (std::size_t pool = 0; pool < swap_slots_.size(); ++pool) {
+    std::vector<Victim> parking;
+    for (Victim& victim : victims_[index_of(Tier::kDevice)]) {
+      if (std::ssize(parking) == swap_slots_[pool].num_pages()) break;
+      if (victim.is_done || victim.to != Tier::kDisk || !store_.is_alive(victim.page)) continue;
+      if (pool_of(Tier::kHost, LayerGroupId(victim.key.group)) != pool) continue;
+      parking.push_back(victim);
+      victim.is_done = true;
+    }
+    count += static_cast<std::int32_t>(parking.size());
+    SLACKWATER_RETURN_IF_ERROR(migrate(parking, Tier::kDevice, Tier::kHost, pool));
+    auto& waiting = victims_[index_of(Tier::kHost)];
+    waiting.insert(waiting.end(), parking.begin(), parking.end());
+  }
+  return count;
+}
+
+bool Residency::has_victims_left() const {
+  return std::any_of(victims_.begin(), victims_.end(), [&](const auto& victims) {
+    return std::any_of(victims.begin(), victims.end(), [&](const Victim& victim) {
+      return !victim.is_done && store_.is_alive(victim.page);
+    });
+  });
+}
+
 // Pages and victims change places, a few at a time. Each turn empties slots that the next fills.
 Result<void> Residency::change_some_places(std::vector<PageRef> pages) {
   const Tier below = store_.has_tier(Tier::kHost) ? Tier::kHost : Tier::kDisk;
   for (const Tier tier : {Tier::kDisk, Tier::kHost, Tier::kDevice}) drop_victims(tier);
-  const auto is_left = [&] {
-    return !pages.empty() ||
-           std::any_of(victims_.begin(), victims_.end(), [&](const auto& victims) {
-             return std::any_of(victims.begin(), victims.end(), [&](const Victim& victim) {
-               return !victim.is_done && store_.is_alive(victim.page);
-             });
-           });
-  };
-  while (is_left()) {
+  while (!pages.empty() || has_victims_left()) {
     std::int32_t count = 0;
     constexpr std::array<std::pair<Tier, Tier>, 3> kWays = {std::pair{Tier::kHost, Tier::kDisk},
                                                             std::pair{Tier::kDevice, Tier::kDisk},
@@ -92,9 +113,11 @@ Result<void> Residency::change_some_places(std::vector<PageRef> pages) {
     }
     SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t swapped,
                                 move_some_victims(Tier::kDevice, below, true));
-    SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t brought, bring_some(pages));
+    SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t brought, bring_some(pages, Tier::kDevice));
     if (below == Tier::kHost) reserve_swap_slots();
-    if (count + swapped + brought == 0) {
+    if (count + swapped + brought > 0) continue;
+    SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t parked, park_some_victims());
+    if (parked == 0) {
       return make_error(ErrorCode::kResourceExhausted,
                         "{} pages cannot change places with what lies on the device", pages.size());
     }
@@ -121,7 +144,7 @@ Result<void> Residency::recall(std::span<const PageRef> pages,
   attempt_stands();
   if (plain.has_value()) {
     SLACKWATER_RETURN_IF_ERROR(apply());
-    SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t brought, bring_some(coming));
+    SLACKWATER_ASSIGN_OR_RETURN(const std::int32_t brought, bring_some(coming, Tier::kDevice));
     SLACKWATER_CHECK(coming.empty(), "{} of {} pages found room", brought, pages.size());
     return {};
   }

@@ -30,7 +30,7 @@ struct TierRoom {
 
 // What has happened, in totals.
 struct CacheCounters {
-  std::int64_t pages_dropped = 0;  // chosen to leave the last tier
+  std::int64_t pages_dropped = 0;  // chosen to leave the last tier, or given up by a plan
   std::int64_t snapshots_published = 0;
   std::int64_t snapshots_skipped = 0;       // no room, or suspended before they were published
   std::int64_t certificate_mismatches = 0;  // counted as misses
@@ -88,6 +88,11 @@ class KvCacheManager {
 
   // What create_sequence() would find.
   MatchDepths probe_reuse(const ReuseScope& scope, std::span<const TokenId> tokens) const;
+  // Ahead of a match: what create_sequence() would hold of this prompt, and lies colder than
+  // `tier`, comes there as in Sequence::prefetch(), and nobody holds it afterwards. It counts as
+  // used just now. Returns what the prompt matches; errors are those of Sequence::prefetch().
+  Result<MatchDepths> prefetch(const ReuseScope& scope, std::span<const TokenId> prompt,
+                               storage::Tier tier);
   // The prefix digest of the first full block that a request would have to compute; nothing where
   // that block is not full. Two requests with the same one would compute the same.
   std::optional<Digest128> probe_first_new_block(const ReuseScope& scope,

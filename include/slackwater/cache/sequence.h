@@ -10,10 +10,12 @@
 #include "slackwater/base/error.h"
 #include "slackwater/base/ids.h"
 #include "slackwater/cache/match_depths.h"
+#include "slackwater/cache/planned_drop.h"
 #include "slackwater/cache/prefix_digest.h"
 #include "slackwater/cache/priority.h"
 #include "slackwater/device/event.h"
 #include "slackwater/device/stream.h"
+#include "slackwater/storage/tiered_store.h"
 
 namespace slackwater::cache {
 
@@ -80,6 +82,13 @@ class Sequence {
   Result<device::Event> resume(device::Stream& stream);
   // Lets the device go, after what is queued on the stream.
   Result<void> suspend();
+  // Ahead of a resume: the pages that it will need and that lie colder than `tier` come there, all
+  // or none; warmer ones stay. Who makes room goes to colder tiers, or is dropped where nobody
+  // holds it. The pages are not locked: they count as used just now, and whoever wants room later
+  // may send them away again. Returns once the moves are queued; O(blocks). kFailedPrecondition
+  // unless suspended, and for a tier that is not there; kDataLoss where pages are lost;
+  // kResourceExhausted where there is no room: nothing has changed then.
+  Result<void> prefetch(storage::Tier tier);
   // Commits what is left over, and gives everything back. In any state; again: nothing. The state
   // of the end becomes a snapshot where there was no room for a step beyond it since the last
   // commit: capacity() was num_committed() then. What is left over is lost where pages of its own
@@ -101,6 +110,13 @@ class Sequence {
   // are reserved. The block at the end, as far as it is committed, becomes reusable when the
   // sequence is closed: its page may still be written to, past that. Again: nothing.
   Result<void> stop_committing();
+
+  // Names the pages that only somebody who goes on from exactly the committed end will need: of
+  // sliding windows those from the end of the stale blocks on, of recurrent groups the snapshot at
+  // the end. Nothing where nothing is committed, or where one of them is not there in full: after
+  // stop_committing() the block and the state of the end come only with close().
+  // kFailedPrecondition before stop_committing() or a commit with is_end.
+  Result<std::optional<PlannedDrop>> plan_drop();
 
   // A page per recurrent group for the state at exactly `position`, past history(): written by a
   // step, published by the commit that covers the position, once that step has succeeded and
