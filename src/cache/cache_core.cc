@@ -85,6 +85,7 @@ Result<void> CacheCore::open(device::Device& device) {
   tree_ = std::make_unique<BlockTree>(config_.tokens_per_block, templates, digests_);
   residency_ =
       std::make_unique<Residency>(*store_, groups_.size(), *this, config_.guarantee_suspend);
+  open_book();
   first_recurrent_ = static_cast<std::size_t>(
       std::find_if(kinds_.begin(), kinds_.end(),
                    [](const auto& kind) { return !kind->has_block_pages(); }) -
@@ -479,6 +480,10 @@ Result<PageTable> CacheCore::page_table(std::int32_t layer, std::string_view rol
 
 TierRoom CacheCore::room(Tier tier, LayerGroupId group) const {
   const ReadLock lock(mutex_);
+  return room_of(tier, group);
+}
+
+TierRoom CacheCore::room_of(Tier tier, LayerGroupId group) const {
   TierRoom room;
   if (!store_->has_tier(tier)) return room;
   room.total = store_->pool_stats(tier, group).num_slots;
@@ -490,6 +495,10 @@ TierRoom CacheCore::room(Tier tier, LayerGroupId group) const {
 
 CacheCounters CacheCore::counters() const {
   const ReadLock lock(mutex_);
+  return total_counters();
+}
+
+CacheCounters CacheCore::total_counters() const {
   CacheCounters counters = counters_;
   counters.pages_dropped = residency_->num_dropped();
   counters.certificate_mismatches += store_->stats().certificate_mismatches;

@@ -1,6 +1,7 @@
 #ifndef SLACKWATER_CACHE_CACHE_CORE_H_
 #define SLACKWATER_CACHE_CACHE_CORE_H_
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -16,6 +17,7 @@
 #include "cache/prefix_match.h"
 #include "cache/residency.h"
 #include "cache/sequence_state.h"
+#include "cache/statistics_book.h"
 #include "cache/write_first_mutex.h"
 #include "slackwater/cache/kv_cache_manager.h"
 
@@ -26,7 +28,7 @@ namespace slackwater::cache {
 //
 // Files: cache_core.cc (making, queries, what the tree loses), sequence_open.cc (create, close,
 // pins of the path), sequence_resume.cc, sequence_resize.cc, sequence_commit.cc, publish.cc (how
-// blocks become nodes), rebalance.cc, audit.cc.
+// blocks become nodes), rebalance.cc, statistics.cc, view.cc, audit.cc.
 class CacheCore final : public RunOwners {
  public:
   static Result<std::unique_ptr<CacheCore>> create(device::Device& device, KvCacheConfig config);
@@ -46,6 +48,9 @@ class CacheCore final : public RunOwners {
   Result<PageTable> page_table(std::int32_t layer, std::string_view role) const;
   TierRoom room(Tier tier, LayerGroupId group) const;
   CacheCounters counters() const;
+  CacheStatistics statistics() const;
+  CacheStatistics take_statistics();
+  CacheView view() const;
   std::size_t num_open() const;
   std::int64_t clamp_max_seq_len(std::int64_t batch_size, std::int64_t upper_bound) const;
   void synchronize();
@@ -72,6 +77,9 @@ class CacheCore final : public RunOwners {
   Result<void> set_index_table(SequenceState& sequence, LayerGroupId group,
                                std::span<SlotId> table);
   std::vector<TokenId> committed_tokens(const SequenceState& sequence) const;
+  void commit_statistics(SequenceState& sequence);
+  static void discard_statistics(SequenceState& sequence);
+  RequestStatistics pending_statistics(const SequenceState& sequence) const;
 
   // RunOwners, called by residency_ under the lock.
   PageRun* find_run(const RunKey& key) override;
@@ -216,6 +224,32 @@ class CacheCore final : public RunOwners {
     return sequence.status == SequenceStatus::kActive ? Pins{1, 0} : Pins{0, 1};
   }
 
+  // Statistics. What counts a request is called only where it is counted.
+  using TierCounts = std::array<std::int64_t, kNumTiers>;
+  void open_book();
+  PageId source_page(const SequenceState& sequence, std::size_t group) const;
+  void add_cached_tokens(NodeIndex node, std::int64_t reused, TierCounts& tokens) const;
+  TierCounts cached_tokens(const SequenceState& sequence) const;
+  void note_device_slots(std::size_t group);
+  void count_create(SequenceState& sequence, const SequenceOptions& options);
+  void count_match(SequenceState& sequence, std::size_t group, std::int64_t queried);
+  void count_first_resume(SequenceState& sequence);
+  void count_copy(SequenceState& sequence, std::size_t group, PageId source);
+  void count_growth(SequenceState& sequence, const BlockRange& added, std::int64_t history);
+  static void count_return(SequenceGroup& own, std::int64_t pages);
+  CacheStatistics total_statistics() const;
+  void audit_statistics() const;
+
+  // What there is to see.
+  std::vector<PoolView> view_pools() const;
+  std::int32_t num_locked_pages(std::size_t group) const;
+  TierRoom room_of(Tier tier, LayerGroupId group) const;
+  std::vector<SequenceGroupView> view_groups(const SequenceState& sequence) const;
+  SequenceView view_sequence(const SequenceState& sequence) const;
+  NodeView view_node(NodeIndex node) const;
+  TreeView view_tree() const;
+  CacheCounters total_counters() const;
+
   void audit_node(NodeIndex node) const;
   std::size_t audit_states(NodeIndex node) const;
   using PagePins = std::map<std::pair<std::uint32_t, std::size_t>, std::vector<Pins>>;
@@ -242,6 +276,7 @@ class CacheCore final : public RunOwners {
   // Nodes that may have nothing left to be there for; looked at when an operation ends.
   std::vector<NodeIndex> to_tidy_;
   CacheCounters counters_;
+  std::unique_ptr<StatisticsBook> book_;  // null: nothing is counted
   // Used by one operation at a time, kept so that steps allocate nothing.
   std::vector<std::int32_t> needed_;
   std::vector<BlockRange> stale_;

@@ -66,6 +66,10 @@ TierRoom KvCacheManager::room(storage::Tier tier, LayerGroupId group) const {
 }
 
 CacheCounters KvCacheManager::counters() const { return core_->counters(); }
+CacheStatistics KvCacheManager::statistics() const { return core_->statistics(); }
+CacheStatistics KvCacheManager::take_statistics() { return core_->take_statistics(); }
+CacheView KvCacheManager::view() const { return core_->view(); }
+std::string KvCacheManager::describe() const { return cache::describe(core_->view()); }
 std::size_t KvCacheManager::num_open_sequences() const { return core_->num_open(); }
 
 std::int64_t KvCacheManager::clamp_max_seq_len(std::int64_t batch_size,
@@ -158,6 +162,19 @@ std::span<const SlotId> Sequence::slots(LayerGroupId group) const {
 Result<void> Sequence::set_index_table(LayerGroupId group, std::span<SlotId> table) {
   if (state_ == nullptr) return closed("set_index_table");
   return core_->set_index_table(*state_, group, table);
+}
+
+void Sequence::commit_statistics() {
+  if (state_ != nullptr) core_->commit_statistics(*state_);
+}
+void Sequence::discard_statistics() {
+  if (state_ != nullptr) CacheCore::discard_statistics(*state_);
+}
+RequestStatistics Sequence::pending_statistics() const {
+  return state_ == nullptr ? RequestStatistics() : core_->pending_statistics(*state_);
+}
+std::int64_t Sequence::cached_tokens(storage::Tier tier) const {
+  return (state_ == nullptr ? closed_state() : *state_).cached_tokens[index_of(tier)];
 }
 
 std::vector<TokenId> Sequence::committed_tokens() const {

@@ -41,6 +41,7 @@ TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
   EXPECT_GT(sum.tokens_reused, 0);
   EXPECT_GT(sum.turns, 0);
   EXPECT_GT(sum.quotas, 0);
+  EXPECT_GT(sum.pages_counted, num_operations / 100);
 }
 
 }  // namespace

@@ -151,9 +151,30 @@ void KvCacheManagerModel::finish() {
   tally_.pages_dropped = manager_->counters().pages_dropped;
   tally_.snapshots = manager_->counters().snapshots_published;
   tally_.faults = num_faults_;
+  tally_.pages_counted = recount_.num_pages();
   manager_->token_digests().release(images_);
   ASSERT_EQ(manager_->token_digests().size(), 0u);
   manager_->audit();
+}
+
+// Some are dummies, some come back, some say where their prompt ends.
+void KvCacheManagerModel::choose_counting(SequenceOptions& options) {
+  options.is_dummy = below(8) == 0;
+  options.is_recompute = below(4) == 0;
+  if (below(2) == 0) options.expected_prompt_length = std::ssize(options.tokens);
+}
+
+// What a sequence has done is published, or forgotten.
+void KvCacheManagerModel::settle_statistics(Model& model) {
+  recount_.check_pending(model.counted, model.sequence);
+  const bool commits = below(3) != 0;
+  if (commits) {
+    model.sequence.commit_statistics();
+  } else {
+    model.sequence.discard_statistics();
+  }
+  recount_.settled(model.counted, commits);
+  recount_.check_pending(model.counted, model.sequence);
 }
 
 std::vector<std::int32_t> KvCacheManagerModel::all_room() const {

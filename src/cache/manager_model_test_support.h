@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "cache/naive_cache.h"
+#include "cache/statistics_recount.h"
 #include "slackwater/cache/kv_cache_manager.h"
 #include "slackwater/device/sim_device.h"
 #include "testing/fake_engine.h"
@@ -40,6 +41,7 @@ class KvCacheManagerModel {
       step();
       check_steps(false);
       if (i % every == 0) manager_->audit();
+      recount_.check(*manager_);
     }
     if (!testing::Test::HasFailure()) finish();
   }
@@ -74,6 +76,7 @@ class KvCacheManagerModel {
     bool is_stopped = false;
     bool was_resumed = false;
     device::Event arrived;
+    StatisticsRecount::Request counted;
   };
   // A step whose reads are to be judged once it has run.
   struct Step {
@@ -103,6 +106,8 @@ class KvCacheManagerModel {
     std::int64_t committed, history, capacity;
     SequenceStatus status;
     std::vector<std::vector<SlotId>> slots;
+    RequestStatistics pending;
+    CacheStatistics statistics;
     friend bool operator==(const Before&, const Before&) = default;
   };
   Before look_at(const Model& model) const;
@@ -120,6 +125,8 @@ class KvCacheManagerModel {
   void fail_later(Model& model, std::span<const TokenId> tokens);
   void learn_of_failures();
   void commit(Model& model, std::span<const TokenId> tokens, const device::Event& done);
+  void choose_counting(SequenceOptions& options);
+  void settle_statistics(Model& model);
   void grow();
   void shrink();
   void stop();
@@ -154,6 +161,7 @@ class KvCacheManagerModel {
   std::unique_ptr<FakeEngine> engine_;
   std::array<TokenId, 16> images_ = {};  // tokens that stand for digests
   NaiveCache naive_;
+  StatisticsRecount recount_;
   std::vector<Model> models_;
   std::vector<Step> steps_;
   std::vector<device::EventSource> failing_;

@@ -59,6 +59,7 @@ struct Tally {
   std::int64_t faults = 0;
   std::int64_t turns = 0;
   std::int64_t quotas = 0;
+  std::int64_t pages_counted = 0;
 
   void add(const Tally& other) {
     steps_judged += other.steps_judged;
@@ -73,6 +74,7 @@ struct Tally {
     faults += other.faults;
     turns += other.turns;
     quotas += other.quotas;
+    pages_counted += other.pages_counted;
   }
 };
 

@@ -432,6 +432,9 @@ void Residency::give_up(const Victim& victim) {
     owners_.lose_page(victim.key, index);
   } else {
     ++num_dropped_;
+    if (book_ != nullptr) {
+      book_->page_dropped(LayerGroupId(victim.key.group), store_.tier(victim.page));
+    }
     owners_.drop_page(victim.key, index);
   }
 }
@@ -499,6 +502,7 @@ void Residency::moved(const RunKey& key, PageRun& run, std::size_t index, Tier f
   if (may_leave(pins, from)) change_evictable(key, run, from, -1);
   if (may_leave(pins, to)) change_evictable(key, run, to, 1);
   run.may_be_lost = true;
+  if (book_ != nullptr) book_->page_moved(run.group, from, to);
 }
 
 Result<void> Residency::make_room(std::span<const std::int32_t> needed) {

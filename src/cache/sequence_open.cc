@@ -162,6 +162,7 @@ Result<SequenceState*> CacheCore::create_sequence(const SequenceOptions& options
   }
   ++num_open_;
   if (reused > 0 && !residency_->fits_host()) forget_match(sequence);
+  count_create(sequence, options);
   clean_up();
   return &sequence;
 }

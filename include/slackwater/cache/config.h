@@ -112,6 +112,7 @@ struct KvCacheConfig {
   std::optional<BatchDesc> typical_step;
 
   RebalanceOptions rebalance;
+  bool enable_statistics = true;  // off: nothing is counted, and everything in them stays 0
 
   // Not built: kUnimplemented when asked for.
   bool sliding_window_scratch_pages = false;

@@ -77,6 +77,7 @@ class PoolGroup {
   // kResourceExhausted unless enough slots below `num_slots` are free; nothing is moved then.
   Result<void> shrink(std::int32_t num_slots, const MoveSlot& move);
 
+  std::string describe() const;  // a line for people
   void check_invariants() const;
 
  private:
