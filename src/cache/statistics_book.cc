@@ -1,6 +1,7 @@
 #include "cache/statistics_book.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "slackwater/base/check.h"
@@ -85,6 +86,14 @@ StatisticsBook::StatisticsBook(const storage::TieredStore& store,
     peaks_[index_of(tier)].resize(store.num_pool_groups(tier));
   }
   peaks_since_taken_ = peaks_;
+  least_free_ = peaks_;
+  slots_have_changed();
+}
+
+void StatisticsBook::slots_have_changed() {
+  for (auto& of_tier : least_free_) {
+    std::fill(of_tier.begin(), of_tier.end(), std::numeric_limits<std::int32_t>::max());
+  }
 }
 
 std::int64_t StatisticsBook::page_bytes(LayerGroupId group, Tier tier) const {
@@ -114,8 +123,13 @@ void StatisticsBook::page_dropped(LayerGroupId group, Tier from) {
 void StatisticsBook::certificate_failed(LayerGroupId group) { ++of(group).certificate_failures; }
 
 void StatisticsBook::note_slots(LayerGroupId group, Tier tier) {
-  const std::int32_t occupied = num_occupied(group, tier);
   const std::size_t pool = store_.pool_group(tier, group);
+  // Slots of the host that are kept free come and go, and are not among those counted here.
+  const std::int32_t free = store_.num_usable(tier, pool);
+  std::int32_t& least = least_free_[index_of(tier)][pool];
+  if (free >= least && tier != Tier::kHost) return;
+  least = free;
+  const std::int32_t occupied = num_occupied(group, tier);
   for (Peaks* const peaks : {&peaks_, &peaks_since_taken_}) {
     std::int32_t& peak = (*peaks)[index_of(tier)][pool];
     peak = std::max(peak, occupied);
@@ -148,6 +162,7 @@ CacheStatistics StatisticsBook::take() {
     }
   }
   taken_ = total_;
+  slots_have_changed();
   return since;
 }
 

@@ -36,6 +36,8 @@ class StatisticsBook {
   void certificate_failed(LayerGroupId group);
   // Slots of a tier have been occupied.
   void note_slots(LayerGroupId group, Tier tier);
+  // There are more slots, or fewer.
+  void slots_have_changed();
   void add(LayerGroupId group, const GroupUse& use);
   void add(const TokenUse& tokens);
 
@@ -60,6 +62,8 @@ class StatisticsBook {
   CacheStatistics taken_;
   Peaks peaks_;
   Peaks peaks_since_taken_;
+  // The fewest free slots since a peak was looked at: no peak is higher before there are fewer.
+  Peaks least_free_;
 };
 
 }  // namespace slackwater::cache
