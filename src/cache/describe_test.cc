@@ -103,7 +103,8 @@ TEST(View, TheTreeIsAllThere) {
       continue;
     }
     EXPECT_EQ(node.num_holds, 1) << "the sleeper's";
-    EXPECT_EQ(node.num_written, 3) << "nobody has looked at the last one since";
+    EXPECT_GE(node.num_written, 3) << "the last one counts when somebody has looked at it";
+    EXPECT_LE(node.num_written, node.num_blocks);
     EXPECT_EQ(node.groups[0].blocks.size(), static_cast<std::size_t>(node.num_blocks));
     path.insert(path.end(), node.tokens.begin(), node.tokens.end());
     for (const SnapshotView& snapshot : node.groups[1].snapshots) {
