@@ -165,6 +165,30 @@ void CacheCore::audit_page_pins(NodeIndex index, const PagePins& pins) const {
   }
 }
 
+// What is pending is never negative, and the totals are those of the store.
+void CacheCore::audit_statistics() const {
+  if (book_ == nullptr) return;
+  book_->check_invariants(residency_->num_dropped());
+  std::int64_t mismatches = 0;
+  const CacheStatistics total = book_->total();
+  for (const GroupStatistics& group : total.groups) {
+    mismatches += group.certificate_failures;
+  }
+  SLACKWATER_CHECK(mismatches == total_counters().certificate_mismatches,
+                   "{} certificate failures counted of {}", mismatches,
+                   total_counters().certificate_mismatches);
+  for (const SequenceState& sequence : sequences_) {
+    for (const SequenceGroup& group : sequence.groups) {
+      const GroupUse& use = group.pending;
+      SLACKWATER_CHECK(
+          use.pages_missed >= 0 && use.pages_recomputed >= 0 && use.pages_generated >= 0 &&
+              use.pages_allocated >= use.pages_missed + use.pages_recomputed + use.pages_generated,
+          "{} pages allocated: {} missed, {} recomputed, {} generated", use.pages_allocated,
+          use.pages_missed, use.pages_recomputed, use.pages_generated);
+    }
+  }
+}
+
 void CacheCore::audit() const {
   const WriteLock lock(mutex_);
   tree_->check_invariants();
@@ -213,6 +237,7 @@ void CacheCore::audit() const {
   residency_->check_invariants(num_pinned);
   if (events_ != nullptr) events_->check_invariants();
   store_->audit();
+  audit_statistics();
   digests_.check_invariants();
   std::int64_t living = 0;
   for (const std::int64_t pages : store_->stats().pages) living += pages;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -178,6 +179,7 @@ class BlockTree {
 
   // In no particular order, roots too.
   void for_each_node(const std::function<void(NodeIndex)>& visit) const;
+  std::string describe() const;  // a line for people
   void check_invariants() const;
 
  private:

@@ -36,6 +36,11 @@ Digest128 layout_digest(const KvCacheConfig& config, const LayerGroups& groups) 
   return digest.digest();
 }
 
+// Which parts of a scope there are.
+std::uint64_t parts_of(const ReuseScope& scope) {
+  return std::uint64_t{scope.adapter.has_value()} | std::uint64_t{scope.salt.has_value()} << 1;
+}
+
 }  // namespace
 
 CacheCore::CacheCore(KvCacheConfig config)
@@ -78,15 +83,20 @@ Result<void> CacheCore::open_log() {
   return {};
 }
 
-// Of a scope: which parts of it there are, and those.
 void CacheCore::start_create(LogWriter& log, const SequenceOptions& options) const {
   const ReuseScope& scope = options.scope;
-  log.start_with(options.tokens, LoggedKind::kCreate, next_number_,
-                 std::uint64_t{scope.adapter.has_value()} |
-                     std::uint64_t{scope.salt.has_value()} << 1 |
-                     std::uint64_t{options.priority != nullptr} << 2,
-                 options.tokens.size(), options.request.value(), scope.adapter.value_or(0),
-                 scope.salt.value_or(0));
+  log.start_with(
+      options.tokens, LoggedKind::kCreate, next_number_,
+      parts_of(scope) | std::uint64_t{options.priority != nullptr} << 2 |
+          std::uint64_t{options.is_dummy} << 3 | std::uint64_t{options.is_recompute} << 4,
+      options.tokens.size(), options.request.value(), scope.adapter.value_or(0),
+      scope.salt.value_or(0), static_cast<std::uint64_t>(options.expected_prompt_length));
+}
+
+void CacheCore::start_prefetch(LogWriter& log, const ReuseScope& scope,
+                               std::span<const TokenId> prompt, Tier tier) {
+  log.start_with(prompt, LoggedKind::kPrefetchPrompt, 0, parts_of(scope), prompt.size(),
+                 index_of(tier), scope.adapter.value_or(0), scope.salt.value_or(0));
 }
 
 // The lengths as differences in one word, where they fit it.
@@ -151,6 +161,7 @@ Result<void> CacheCore::open(device::Device& device) {
     events_ = std::make_unique<EventQueue>(config_.max_events, config_.tokens_per_block, digests_);
     residency_->tell_of_pages();
   }
+  open_book();
   first_recurrent_ = static_cast<std::size_t>(
       std::find_if(kinds_.begin(), kinds_.end(),
                    [](const auto& kind) { return !kind->has_block_pages(); }) -
@@ -561,6 +572,10 @@ Result<PageTable> CacheCore::page_table(std::int32_t layer, std::string_view rol
 
 TierRoom CacheCore::room(Tier tier, LayerGroupId group) const {
   const ReadLock lock(mutex_);
+  return room_of(tier, group);
+}
+
+TierRoom CacheCore::room_of(Tier tier, LayerGroupId group) const {
   TierRoom room;
   if (!store_->has_tier(tier)) return room;
   room.total = store_->pool_stats(tier, group).num_slots;
@@ -572,8 +587,12 @@ TierRoom CacheCore::room(Tier tier, LayerGroupId group) const {
 
 CacheCounters CacheCore::counters() const {
   const ReadLock lock(mutex_);
+  return total_counters();
+}
+
+CacheCounters CacheCore::total_counters() const {
   CacheCounters counters = counters_;
-  counters.pages_dropped += residency_->num_dropped();
+  counters.pages_dropped = residency_->num_dropped();
   counters.certificate_mismatches += store_->stats().certificate_mismatches;
   return counters;
 }

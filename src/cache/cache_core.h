@@ -1,6 +1,7 @@
 #ifndef SLACKWATER_CACHE_CACHE_CORE_H_
 #define SLACKWATER_CACHE_CACHE_CORE_H_
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -13,14 +14,15 @@
 #include <vector>
 
 #include "cache/block_tree.h"
-#include "cache/event_queue.h"
 #include "cache/drop_plans.h"
+#include "cache/event_queue.h"
 #include "cache/kinds/group_kind.h"
 #include "cache/log_writer.h"
 #include "cache/prefix_match.h"
 #include "cache/removal_scope.h"
 #include "cache/residency.h"
 #include "cache/sequence_state.h"
+#include "cache/statistics_book.h"
 #include "cache/tuner.h"
 #include "cache/write_first_mutex.h"
 #include "slackwater/cache/kv_cache_manager.h"
@@ -33,7 +35,7 @@ namespace slackwater::cache {
 // Files: cache_core.cc (making, queries, what the tree loses), sequence_open.cc (create, close,
 // pins of the path), sequence_resume.cc, sequence_resize.cc, sequence_commit.cc, publish.cc (how
 // blocks become nodes), rebalance.cc, sequence_prefetch.cc, planned_drop.cc, cache_events.cc (what
-// is told of the tree), audit.cc.
+// is told of the tree), statistics.cc, view.cc, audit.cc.
 class CacheCore final : public RunOwners {
  public:
   static Result<std::unique_ptr<CacheCore>> create(device::Device& device, KvCacheConfig config);
@@ -56,6 +58,9 @@ class CacheCore final : public RunOwners {
   Result<PageTable> page_table(std::int32_t layer, std::string_view role) const;
   TierRoom room(Tier tier, LayerGroupId group) const;
   CacheCounters counters() const;
+  CacheStatistics statistics() const;
+  CacheStatistics take_statistics();
+  CacheView view() const;
   std::size_t num_open() const;
   std::int64_t clamp_max_seq_len(std::int64_t batch_size, std::int64_t upper_bound) const;
   void synchronize();
@@ -86,6 +91,7 @@ class CacheCore final : public RunOwners {
   // The number of a plan; nothing where a page that it would name is not there.
   Result<std::optional<std::uint64_t>> plan_drop(SequenceState& sequence);
   // As in PlannedDrop.
+  void drop(std::uint64_t plan);
   void apply_drop(std::uint64_t plan);
   Result<void> reserve_snapshot(SequenceState& sequence, std::int64_t position);
   std::optional<SlotId> snapshot_slot(const SequenceState& sequence, LayerGroupId group,
@@ -94,6 +100,9 @@ class CacheCore final : public RunOwners {
   Result<void> set_index_table(SequenceState& sequence, LayerGroupId group,
                                std::span<SlotId> table);
   std::vector<TokenId> committed_tokens(const SequenceState& sequence) const;
+  void commit_statistics(SequenceState& sequence);
+  static void discard_statistics(SequenceState& sequence);
+  RequestStatistics pending_statistics(const SequenceState& sequence) const;
 
   // Makes a call that changes something, and writes it down where there is a log: `start` says
   // which one it is. The others say that of calls with more to say.
@@ -102,6 +111,8 @@ class CacheCore final : public RunOwners {
     return log_ == nullptr ? call() : log_->record(start, call);
   }
   void start_create(LogWriter& log, const SequenceOptions& options) const;
+  static void start_prefetch(LogWriter& log, const ReuseScope& scope,
+                             std::span<const TokenId> prompt, Tier tier);
   static void start_resize(LogWriter& log, const SequenceState& sequence,
                            std::optional<std::int64_t> capacity,
                            std::optional<std::int64_t> history);
@@ -292,6 +303,31 @@ class CacheCore final : public RunOwners {
   void for_each_page(const TreeNode& node, std::int32_t block, const Visit& visit) const;
   void add_tree(EventBatch& batch);
   std::array<std::int64_t, storage::kNumTiers> num_slots() const;
+  // Statistics. What counts a request is called only where it is counted.
+  using TierCounts = std::array<std::int64_t, kNumTiers>;
+  void open_book();
+  PageId source_page(const SequenceState& sequence, std::size_t group) const;
+  void add_cached_tokens(NodeIndex node, std::int64_t reused, TierCounts& tokens) const;
+  TierCounts cached_tokens(const SequenceState& sequence) const;
+  void note_device_slots(std::size_t group);
+  void count_create(SequenceState& sequence, const SequenceOptions& options);
+  void count_match(SequenceState& sequence, std::size_t group, std::int64_t queried);
+  void count_first_resume(SequenceState& sequence);
+  void count_copy(SequenceState& sequence, std::size_t group, PageId source);
+  void count_growth(SequenceState& sequence, const BlockRange& added, std::int64_t history);
+  static void count_return(SequenceGroup& own, std::int64_t pages);
+  CacheStatistics total_statistics() const;
+  void audit_statistics() const;
+
+  // What there is to see.
+  std::vector<PoolView> view_pools() const;
+  std::int32_t num_locked_pages(std::size_t group) const;
+  TierRoom room_of(Tier tier, LayerGroupId group) const;
+  std::vector<SequenceGroupView> view_groups(const SequenceState& sequence) const;
+  SequenceView view_sequence(const SequenceState& sequence) const;
+  NodeView view_node(NodeIndex node) const;
+  TreeView view_tree() const;
+  CacheCounters total_counters() const;
 
   void audit_node(NodeIndex node) const;
   void audit_plans() const;
@@ -329,6 +365,7 @@ class CacheCore final : public RunOwners {
   std::mutex drain_mutex_;    // taken before mutex_
   EventReader event_reader_;  // under drain_mutex_
   DropPlans plans_;
+  std::unique_ptr<StatisticsBook> book_;  // null: nothing is counted
   // Used by one operation at a time, kept so that steps allocate nothing.
   std::vector<std::int32_t> needed_;
   std::vector<BlockRange> stale_;

@@ -70,6 +70,7 @@ TEST_F(CacheCoreTest, APageOfSomebodyElseIsNotBound) {
   ASSERT_FALSE(resumed.has_value());
   EXPECT_EQ(resumed.error().code(), ErrorCode::kDataLoss);
   EXPECT_EQ(core_->counters().certificate_mismatches, 1);
+  EXPECT_EQ(core_->statistics().groups[0].certificate_failures, 1);
   EXPECT_EQ(sequence.status, SequenceStatus::kSuspended);
   core_->close(sequence);
   core_->audit();

@@ -58,7 +58,11 @@ Result<void> KvCacheManager::set_quota(storage::Tier tier, std::int64_t bytes) {
 }
 std::int64_t KvCacheManager::quota(storage::Tier tier) const { return core_->quota(tier); }
 bool KvCacheManager::need_adjustment(Nanoseconds now) const { return core_->need_adjustment(now); }
-Result<void> KvCacheManager::adjust(Nanoseconds now) { return core_->adjust(now); }
+Result<void> KvCacheManager::adjust(Nanoseconds now) {
+  return core_->logged(
+      [&](LogWriter& log) { log.start(LoggedKind::kAdjust, 0, log_word(now.count())); },
+      [&] { return core_->adjust(now); });
+}
 
 Result<Sequence> KvCacheManager::create_sequence(const SequenceOptions& options) {
   SLACKWATER_ASSIGN_OR_RETURN(
@@ -75,7 +79,8 @@ MatchDepths KvCacheManager::probe_reuse(const ReuseScope& scope,
 
 Result<MatchDepths> KvCacheManager::prefetch(const ReuseScope& scope,
                                              std::span<const TokenId> prompt, storage::Tier tier) {
-  return core_->prefetch(scope, prompt, tier);
+  return core_->logged([&](LogWriter& log) { core_->start_prefetch(log, scope, prompt, tier); },
+                       [&] { return core_->prefetch(scope, prompt, tier); });
 }
 
 std::optional<Digest128> KvCacheManager::probe_first_new_block(
@@ -101,6 +106,10 @@ TierRoom KvCacheManager::room(storage::Tier tier, LayerGroupId group) const {
 }
 
 CacheCounters KvCacheManager::counters() const { return core_->counters(); }
+CacheStatistics KvCacheManager::statistics() const { return core_->statistics(); }
+CacheStatistics KvCacheManager::take_statistics() { return core_->take_statistics(); }
+CacheView KvCacheManager::view() const { return core_->view(); }
+std::string KvCacheManager::describe() const { return cache::describe(core_->view()); }
 std::size_t KvCacheManager::num_open_sequences() const { return core_->num_open(); }
 std::int64_t KvCacheManager::num_logged_calls() const { return core_->num_logged_calls(); }
 
@@ -160,12 +169,15 @@ Result<void> Sequence::suspend() {
 
 Result<void> Sequence::prefetch(storage::Tier tier) {
   if (state_ == nullptr) return closed("prefetch");
-  return core_->prefetch(*state_, tier);
+  return core_->logged(starting(LoggedKind::kPrefetch, *state_, index_of(tier)),
+                       [&] { return core_->prefetch(*state_, tier); });
 }
 
 Result<std::optional<PlannedDrop>> Sequence::plan_drop() {
   if (state_ == nullptr) return closed("plan_drop");
-  SLACKWATER_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> plan, core_->plan_drop(*state_));
+  SLACKWATER_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> plan,
+                              core_->logged(starting(LoggedKind::kPlanDrop, *state_),
+                                            [&] { return core_->plan_drop(*state_); }));
   if (!plan.has_value()) return std::optional<PlannedDrop>();
   return PlannedDrop(core_, *plan);
 }
@@ -220,6 +232,23 @@ Result<void> Sequence::set_index_table(LayerGroupId group, std::span<SlotId> tab
   return core_->logged(
       starting(LoggedKind::kSetIndexTable, *state_, log_word(group.value()), table.size()),
       [&] { return core_->set_index_table(*state_, group, table); });
+}
+
+void Sequence::commit_statistics() {
+  if (state_ == nullptr) return;
+  core_->logged(starting(LoggedKind::kCommitStatistics, *state_),
+                [&] { core_->commit_statistics(*state_); });
+}
+void Sequence::discard_statistics() {
+  if (state_ == nullptr) return;
+  core_->logged(starting(LoggedKind::kDiscardStatistics, *state_),
+                [&] { CacheCore::discard_statistics(*state_); });
+}
+RequestStatistics Sequence::pending_statistics() const {
+  return state_ == nullptr ? RequestStatistics() : core_->pending_statistics(*state_);
+}
+std::int64_t Sequence::cached_tokens(storage::Tier tier) const {
+  return (state_ == nullptr ? closed_state() : *state_).cached_tokens[index_of(tier)];
 }
 
 std::vector<TokenId> Sequence::committed_tokens() const {

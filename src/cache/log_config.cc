@@ -115,6 +115,7 @@ void for_each_number(Config& config, const Each& each) {
   each("enable_partial_reuse", config.enable_partial_reuse);
   each("reuse_match_backoff", config.reuse_match_backoff);
   each("text_only", config.text_only);
+  each("enable_statistics", config.enable_statistics);
   each("snapshot_interval", config.snapshot_interval);
   each("max_util_for_resume", config.max_util_for_resume);
   each("guarantee_suspend", config.guarantee_suspend);

@@ -18,38 +18,47 @@
 namespace slackwater::cache {
 namespace {
 
-constexpr std::array<std::string_view, kNumLoggedKinds> kNames = {"",
-                                                                  "opening",
-                                                                  "create",
-                                                                  "resume",
-                                                                  "suspend",
-                                                                  "close",
-                                                                  "resize",
-                                                                  "commit",
-                                                                  "stop_committing",
-                                                                  "reserve_snapshot",
-                                                                  "cancel_snapshot",
-                                                                  "set_index_table",
-                                                                  "clear_reusable_blocks",
-                                                                  "shutdown",
-                                                                  "set_quota",
-                                                                  "token digest",
-                                                                  "resize"};
+struct KindName {
+  std::string_view name;
+  bool is_about_sequence = false;
+};
 
-bool is_about_sequence(LoggedKind kind) {
-  return (LoggedKind::kCreate <= kind && kind <= LoggedKind::kSetIndexTable) ||
-         kind == LoggedKind::kResizeWithin;
-}
+constexpr std::array<KindName, kNumLoggedKinds> kKinds = {{
+    {""},
+    {"opening"},
+    {"create", true},
+    {"resume", true},
+    {"suspend", true},
+    {"close", true},
+    {"resize", true},
+    {"commit", true},
+    {"stop_committing", true},
+    {"reserve_snapshot", true},
+    {"cancel_snapshot", true},
+    {"set_index_table", true},
+    {"clear_reusable_blocks"},
+    {"shutdown"},
+    {"set_quota"},
+    {"token digest"},
+    {"resize", true},
+    {"adjust"},
+    {"prefetch", true},
+    {"prefetch of a prompt"},
+    {"plan_drop", true},
+    {"drop"},
+    {"commit_statistics", true},
+    {"discard_statistics", true},
+}};
 
 }  // namespace
 
 std::string_view to_string(LoggedKind kind) {
   const auto index = static_cast<std::size_t>(kind);
-  return index < kNames.size() ? kNames[index] : "unknown";
+  return index < kKinds.size() ? kKinds[index].name : "unknown";
 }
 
 std::string LoggedCall::describe() const {
-  return is_about_sequence(kind)
+  return kKinds[static_cast<std::size_t>(kind)].is_about_sequence
              ? fmt::format("call {}, {} of sequence {} at offset {}", number, to_string(kind),
                            subject, offset)
              : fmt::format("call {}, {} at offset {}", number, to_string(kind), offset);

@@ -24,10 +24,11 @@ std::string outcome_text(const std::optional<ErrorCode>& refusal) {
 
 LogReplay::~LogReplay() = default;
 
-Result<std::unique_ptr<LogReplay>> LogReplay::open(const std::filesystem::path& path) {
+Result<std::unique_ptr<LogReplay>> LogReplay::open(const std::filesystem::path& path,
+                                                   const LogReplayOptions& options) {
   std::unique_ptr<LogReplay> replay(new LogReplay());
   SLACKWATER_ASSIGN_OR_RETURN(replay->log_, LogReader::open(path));
-  SLACKWATER_RETURN_IF_ERROR(replay->make_manager());
+  SLACKWATER_RETURN_IF_ERROR(replay->make_manager(options));
   return replay;
 }
 
@@ -37,8 +38,9 @@ tl::unexpected<Error> LogReplay::differs(std::string_view how) const {
 }
 
 // The first record says what its making learned.
-Result<void> LogReplay::make_manager() {
+Result<void> LogReplay::make_manager(const LogReplayOptions& options) {
   SLACKWATER_ASSIGN_OR_RETURN(KvCacheConfig config, read_log_config(log_->config()));
+  config.max_events = options.max_events;
   SLACKWATER_ASSIGN_OR_RETURN(const std::optional<LoggedCall> first, log_->next());
   if (!first.has_value() || first->kind != LoggedKind::kOpen || !first->has_returned) {
     return make_error(ErrorCode::kDataLoss,
@@ -106,9 +108,19 @@ Result<void> LogReplay::perform() {
     case LoggedKind::kCreate: return create();
     case LoggedKind::kClear: return manager_->clear_reusable_blocks();
     case LoggedKind::kShutdown: return manager_->shutdown();
-    case LoggedKind::kSetQuota:
-      if (word(0) >= storage::kNumTiers) return differs("is about a tier that is not there");
-      return manager_->set_quota(static_cast<storage::Tier>(word(0)), number(1));
+    case LoggedKind::kSetQuota: {
+      SLACKWATER_ASSIGN_OR_RETURN(const storage::Tier tier, tier_of(0));
+      return manager_->set_quota(tier, number(1));
+    }
+    case LoggedKind::kAdjust: return manager_->adjust(Nanoseconds(number(0)));
+    case LoggedKind::kPrefetchPrompt: return prefetch_prompt();
+    case LoggedKind::kDrop: {
+      const auto plan = plans_.find(word(0));
+      if (plan == plans_.end()) return differs("drops a plan that was not made");
+      const Result<void> dropped = plan->second.drop();
+      plans_.erase(plan);
+      return dropped;
+    }
     case LoggedKind::kTokenDigest: {
       const auto token = static_cast<TokenId>(static_cast<std::uint32_t>(word(0)));
       Sha256Digest digest = {};
@@ -140,22 +152,61 @@ Result<void> LogReplay::perform_on(Sequence& sequence) {
     case LoggedKind::kReserveSnapshot: return sequence.reserve_snapshot(number(0));
     case LoggedKind::kCancelSnapshot: sequence.cancel_snapshot(number(0)); return {};
     case LoggedKind::kSetIndexTable: return set_index_table(sequence);
+    case LoggedKind::kPrefetch: {
+      SLACKWATER_ASSIGN_OR_RETURN(const storage::Tier tier, tier_of(0));
+      return sequence.prefetch(tier);
+    }
+    case LoggedKind::kPlanDrop: return plan_drop(sequence);
+    case LoggedKind::kCommitStatistics: sequence.commit_statistics(); return {};
+    case LoggedKind::kDiscardStatistics: sequence.discard_statistics(); return {};
     default: return differs("is no call of a sequence");
   }
+}
+
+// Of calls that have one: words 0, 3 and 4.
+ReuseScope LogReplay::scope() const {
+  ReuseScope scope;
+  if ((word(0) & 1) != 0) scope.adapter = word(3);
+  if ((word(0) & 2) != 0) scope.salt = word(4);
+  return scope;
 }
 
 Result<void> LogReplay::create() {
   SequenceOptions options;
   const std::uint64_t parts = word(0);
-  SLACKWATER_ASSIGN_OR_RETURN(options.tokens, tokens(5, word(1)));
+  SLACKWATER_ASSIGN_OR_RETURN(options.tokens, tokens(6, word(1)));
   options.request = RequestId(word(2));
-  if ((parts & 1) != 0) options.scope.adapter = word(3);
-  if ((parts & 2) != 0) options.scope.salt = word(4);
+  options.scope = scope();
+  options.is_dummy = (parts & 8) != 0;
+  options.is_recompute = (parts & 16) != 0;
+  options.expected_prompt_length = number(5);
   // What it said is among the answers.
   if ((parts & 4) != 0) options.priority = [](BlockOrdinal, LayerGroupId) { return Priority{0}; };
   SLACKWATER_ASSIGN_OR_RETURN(Sequence sequence, manager_->create_sequence(options));
   sequences_.push_back(std::move(sequence));
   tables_.resize(tables_.size() + manager_->layer_groups().size());
+  return {};
+}
+
+Result<storage::Tier> LogReplay::tier_of(std::size_t index) const {
+  if (word(index) < storage::kNumTiers) return static_cast<storage::Tier>(word(index));
+  return differs("is about a tier that is not there");
+}
+
+Result<void> LogReplay::prefetch_prompt() {
+  SLACKWATER_ASSIGN_OR_RETURN(const auto prompt, tokens(5, word(1)));
+  SLACKWATER_ASSIGN_OR_RETURN(const storage::Tier tier, tier_of(2));
+  const auto brought = manager_->prefetch(scope(), prompt, tier);
+  if (brought.has_value()) return {};
+  return tl::unexpected<Error>(brought.error());
+}
+
+Result<void> LogReplay::plan_drop(Sequence& sequence) {
+  SLACKWATER_ASSIGN_OR_RETURN(std::optional<PlannedDrop> plan, sequence.plan_drop());
+  if (plan.has_value()) {
+    const std::uint64_t number = plan->plan_;
+    plans_.emplace(number, *std::move(plan));
+  }
   return {};
 }
 

@@ -60,7 +60,7 @@ void KvCacheManagerModel::adjust() {
   suspend_all();
   while (!failing_.empty()) learn_of_failures();
   const bool is_needed = manager_->need_adjustment(now_);
-  const std::vector<std::int32_t> room = all_room();
+  const std::vector<std::int32_t> room = all_room(*manager_);
   const auto adjusted = manager_->adjust(now_);
   if (adjusted.has_value() && is_needed) {
     ++tally_.adjusts;
@@ -75,7 +75,7 @@ void KvCacheManagerModel::adjust() {
     ASSERT_TRUE(is_needed);
     if (num_faults_ > 0) return;
   }
-  ASSERT_EQ(all_room(), room);
+  ASSERT_EQ(all_room(*manager_), room);
 }
 
 // Whoever has run once can run again, whatever the others hold: first in, first out.
@@ -234,9 +234,30 @@ void KvCacheManagerModel::finish() {
   tally_.snapshots = manager_->counters().snapshots_published;
   tally_.faults = num_faults_;
   if (is_logged_) check_replay();
+  tally_.pages_counted = recount_.num_pages();
   manager_->token_digests().release(images_);
   ASSERT_EQ(manager_->token_digests().size(), 0u);
   manager_->audit();
+}
+
+// Some are dummies, some come back, some say where their prompt ends.
+void KvCacheManagerModel::choose_counting(SequenceOptions& options) {
+  options.is_dummy = below(8) == 0;
+  options.is_recompute = below(4) == 0;
+  if (below(2) == 0) options.expected_prompt_length = std::ssize(options.tokens);
+}
+
+// What a sequence has done is published, or forgotten.
+void KvCacheManagerModel::settle_statistics(Model& model) {
+  recount_.check_pending(model.counted, model.sequence);
+  const bool commits = below(3) != 0;
+  if (commits) {
+    model.sequence.commit_statistics();
+  } else {
+    model.sequence.discard_statistics();
+  }
+  recount_.settled(model.counted, commits);
+  recount_.check_pending(model.counted, model.sequence);
 }
 
 std::vector<std::int32_t> KvCacheManagerModel::all_room(const KvCacheManager& manager) {

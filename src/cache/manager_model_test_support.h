@@ -15,6 +15,7 @@
 
 #include "cache/cache_mirror.h"
 #include "cache/naive_cache.h"
+#include "cache/statistics_recount.h"
 #include "slackwater/cache/kv_cache_manager.h"
 #include "slackwater/device/sim_device.h"
 #include "testing/fake_engine.h"
@@ -43,6 +44,7 @@ class KvCacheManagerModel {
       check_steps(false);
       if (i % every == 0) manager_->audit();
       if (is_logged_ && below(64) == 0) log_points_.push_back(log_point());
+      recount_.check(*manager_);
     }
     if (!testing::Test::HasFailure()) finish();
   }
@@ -81,6 +83,7 @@ class KvCacheManagerModel {
     bool is_stopped = false;
     bool was_resumed = false;
     device::Event arrived;
+    StatisticsRecount::Request counted;
   };
   // A step whose reads are to be judged once it has run.
   struct Step {
@@ -110,9 +113,12 @@ class KvCacheManagerModel {
     std::int64_t committed, history, capacity;
     SequenceStatus status;
     std::vector<std::vector<SlotId>> slots;
+    RequestStatistics pending;
+    CacheStatistics statistics;
     friend bool operator==(const Before&, const Before&) = default;
   };
   Before look_at(const Model& model) const;
+  static void ignore_moves(Before& now, const Before& before);
   void expect_refused(const Error& error, const Model& model, const Before& before);
   void resume();
   void suspend_all();
@@ -134,6 +140,8 @@ class KvCacheManagerModel {
   void fail_later(Model& model, std::span<const TokenId> tokens);
   void learn_of_failures();
   void commit(Model& model, std::span<const TokenId> tokens, const device::Event& done);
+  void choose_counting(SequenceOptions& options);
+  void settle_statistics(Model& model);
   void grow();
   void shrink();
   void stop();
@@ -183,6 +191,7 @@ class KvCacheManagerModel {
   std::array<TokenId, 16> images_ = {};  // tokens that stand for digests
   NaiveCache naive_;
   CacheMirror mirror_;
+  StatisticsRecount recount_;
   std::vector<Model> models_;
   std::vector<PlannedDrop> plans_;
   std::vector<Step> steps_;

@@ -67,6 +67,7 @@ struct Tally {
   std::int64_t prefetch_refused = 0;
   std::int64_t plans = 0;
   std::int64_t plans_dropped = 0;
+  std::int64_t pages_counted = 0;
 
   void add(const Tally& other) {
     steps_judged += other.steps_judged;
@@ -89,6 +90,7 @@ struct Tally {
     prefetch_refused += other.prefetch_refused;
     plans += other.plans;
     plans_dropped += other.plans_dropped;
+    pages_counted += other.pages_counted;
   }
 };
 

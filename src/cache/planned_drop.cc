@@ -16,14 +16,14 @@ PlannedDrop::PlannedDrop(PlannedDrop&& other) noexcept
 
 PlannedDrop& PlannedDrop::operator=(PlannedDrop&& other) noexcept {
   if (this == &other) return *this;
-  if (core_ != nullptr) core_->apply_drop(plan_);
+  if (core_ != nullptr) core_->drop(plan_);
   core_ = std::exchange(other.core_, nullptr);
   plan_ = other.plan_;
   return *this;
 }
 
 PlannedDrop::~PlannedDrop() {
-  if (core_ != nullptr) core_->apply_drop(plan_);
+  if (core_ != nullptr) core_->drop(plan_);
 }
 
 Result<void> PlannedDrop::drop() {
@@ -31,7 +31,7 @@ Result<void> PlannedDrop::drop() {
     return make_error(ErrorCode::kFailedPrecondition,
                       "a planned drop that has already been dropped, or moved away");
   }
-  std::exchange(core_, nullptr)->apply_drop(plan_);
+  std::exchange(core_, nullptr)->drop(plan_);
   return {};
 }
 
@@ -100,9 +100,14 @@ Result<std::optional<std::uint64_t>> CacheCore::plan_drop(SequenceState& sequenc
   return plan;
 }
 
+void CacheCore::drop(std::uint64_t plan) {
+  logged([&](LogWriter& log) { log.start(LoggedKind::kDrop, 0, plan); }, [&] { apply_drop(plan); });
+}
+
 // What nobody holds goes at once; what somebody holds stays.
 void CacheCore::apply_drop(std::uint64_t plan) {
   const WriteLock lock(mutex_);
+  const RemovalScope scope(removal_cause_, RemovalCause::kPlannedDrop);
   for (const DropPlans::Place& place : plans_.take(plan)) {
     const RunKey key = node_key(place.node, place.group);
     const PageRun& run = node_run(place.node, place.group);
@@ -110,7 +115,7 @@ void CacheCore::apply_drop(std::uint64_t plan) {
     SLACKWATER_CHECK(at != run.pages.end(), "a planned page is not in node {}", place.node.value());
     const auto i = static_cast<std::size_t>(at - run.pages.begin());
     if (run.pins_of(i) != Pins() && !SLACKWATER_MUTANT(plan_drops_held_page)) continue;
-    ++counters_.pages_dropped;
+    residency_->note_dropped(run.group, store_->tier(place.page));
     drop_page(key, i);
   }
   clean_up();

@@ -431,6 +431,7 @@ bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index, bool is_new)
       return false;
     }
     sequence.stream->wait(store_->ready(*copy));
+    if (sequence.is_counted) count_copy(sequence, g, source);
     release_page(node_key(index, g), 0);
     run.pages[0] = *copy;
     tree_->set_coverage(tree_->node(index), group, 0, tail);
@@ -465,6 +466,7 @@ void CacheCore::copy_endpoint(SequenceState& sequence) {
       break;
     }
     sequence.stream->wait(store_->ready(*copy));
+    if (sequence.is_counted) count_copy(sequence, g, state);
     put_snapshot(node, g, end, *copy, sequence.written);
   }
   if (!has_room) {

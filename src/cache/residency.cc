@@ -449,9 +449,14 @@ void Residency::give_up(const Victim& victim) {
   if (victim.is_held) {
     owners_.lose_page(victim.key, index);
   } else {
-    ++num_dropped_;
+    note_dropped(LayerGroupId(victim.key.group), store_.tier(victim.page));
     owners_.drop_page(victim.key, index);
   }
+}
+
+void Residency::note_dropped(LayerGroupId group, Tier from) {
+  ++num_dropped_;
+  if (book_ != nullptr) book_->page_dropped(group, from);
 }
 
 // The copy waits for whoever used the page last: a sequence may have written to a page of its own,
@@ -518,6 +523,7 @@ void Residency::moved(const RunKey& key, PageRun& run, std::size_t index, Tier f
   if (may_leave(pins, to)) change_evictable(key, run, to, 1);
   run.may_be_lost = true;
   if (is_told_of(key)) owners_.page_moved(key, index, from);
+  if (book_ != nullptr) book_->page_moved(run.group, from, to);
 }
 
 Result<void> Residency::make_room(std::span<const std::int32_t> needed) {

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cache/eviction_queue.h"
 #include "cache/page_run.h"
+#include "cache/statistics_book.h"
 #include "slackwater/base/error.h"
 #include "slackwater/base/mutant.h"
 #include "slackwater/storage/tiered_store.h"
@@ -147,11 +149,16 @@ class Residency {
     return pins.locks == 0 && (pins.holds == 0 || tier != last_tier_);
   }
 
+  // A page that nobody needs is about to go.
+  void note_dropped(LayerGroupId group, Tier from);
   std::int64_t num_dropped() const { return num_dropped_; }
+  // Told of what moves and is dropped; null: nobody.
+  void set_book(StatisticsBook* book) { book_ = book; }
 
   // From now on owners are told what becomes of the pages of the tree.
   void tell_of_pages() { tells_of_pages_ = true; }
 
+  std::string describe() const;  // lines for people
   void audit_run(const RunKey& key, const PageRun& run) const;
   // `num_pinned` [layer groups]: pages with pins, counted by the owners.
   void check_invariants(std::span<const std::int32_t> num_pinned) const;
@@ -175,6 +182,7 @@ class Residency {
   void reserve_swap_slots();
   void change_pinned(const PageRun& run, std::int32_t change);
   Result<void> check_guarantee(std::span<const std::int32_t> more) const;
+  std::string room_text(Tier tier, std::size_t pool) const;
   std::span<std::int32_t> device_slots(std::span<const std::int32_t> needed);
   void change_evictable(const RunKey& key, PageRun& run, Tier tier, std::int32_t change);
   void attempt_stands();
@@ -242,6 +250,7 @@ class Residency {
   std::vector<std::int32_t> device_slots_;
   std::int64_t num_dropped_ = 0;
   bool tells_of_pages_ = false;
+  StatisticsBook* book_ = nullptr;
 };
 
 }  // namespace slackwater::cache

@@ -224,6 +224,7 @@ void Residency::tier_will_change(Tier tier) {
 }
 
 void Residency::tier_has_changed() {
+  if (book_ != nullptr) book_->slots_have_changed();
   if (store_.has_tier(Tier::kHost)) {
     reserve_swap_slots();
   } else if (store_.has_tier(Tier::kDisk)) {

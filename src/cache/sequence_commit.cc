@@ -180,6 +180,7 @@ Result<void> CacheCore::reserve_snapshot(SequenceState& sequence, std::int64_t p
     const Result<PageId> page = store_->allocate(LayerGroupId(static_cast<std::int32_t>(g)));
     SLACKWATER_CHECK(page.has_value(), "a page that there was room for: {}", page.error().text());
     snapshot.pages[g] = *page;
+    note_device_slots(g);
     sequence.stream->wait(store_->ready(*page));
   }
   const auto at = std::lower_bound(

@@ -165,6 +165,7 @@ Result<SequenceState*> CacheCore::create_sequence(const SequenceOptions& options
   ++num_open_;
   if (reused > 0 && !residency_->fits_host()) forget_match(sequence);
   if (!sequence.is_dummy) tuner_.note_begin(sequence.match.reused);
+  count_create(sequence, options);
   clean_up();
   return &sequence;
 }

@@ -230,6 +230,8 @@ Result<void> CacheCore::grow(SequenceState& sequence, std::int64_t capacity, std
     needs_any |= added > 0;
   }
   if (SLACKWATER_MUTANT(grow_before_room)) sequence.capacity = capacity;
+  const bool counts_early = sequence.is_counted && SLACKWATER_MUTANT(refused_call_counts);
+  if (counts_early) count_growth(sequence, {first, end}, history);
   if (needs_any) SLACKWATER_RETURN_IF_ERROR(make_room_beside(sequence, needed, stale));
   Event last_use;
   for (std::size_t g = 0; g < num_groups(); ++g) {
@@ -238,6 +240,7 @@ Result<void> CacheCore::grow(SequenceState& sequence, std::int64_t capacity, std
   for (std::size_t g = 0; g < num_groups(); ++g) {
     if (kind(g).has_block_pages()) allocate_blocks(sequence, g, first, end);
   }
+  if (sequence.is_counted) count_growth(sequence, {first, end}, history);
   return {};
 }
 
@@ -250,7 +253,9 @@ void CacheCore::shrink(SequenceState& sequence, std::int64_t capacity) {
     SequenceGroup& own = sequence.groups[g];
     own.run.last_use = last_use;
     const auto left = static_cast<std::size_t>(std::max<std::int64_t>(0, end - own.first_block));
+    const std::int32_t before = own.run.num_pages();
     if (left < own.run.pages.size()) residency_->release_tail(own.run, left);
+    if (sequence.is_counted) count_return(own, before - own.run.num_pages());
     trim_table(own, end);
   }
 }

@@ -235,6 +235,7 @@ Result<void> CacheCore::verify_page(const RunKey& key, const PageRun& run, std::
   if (SLACKWATER_MUTANT(certificate_is_not_looked_at)) return {};
   if (is_node && run.certificates[index] == store_->certificate(page)) return {};
   const Result<void> checked = store_->verify(page, certificate(key, index));
+  if (!checked.has_value() && book_ != nullptr) book_->certificate_failed(run.group);
   if (checked.has_value() || !is_node) return checked;
   // Nobody finds it again: it is gone at once, unless somebody else reads it.
   if (kind(key.group).needs_every_block()) {
@@ -379,6 +380,7 @@ Result<Event> CacheCore::resume(SequenceState& sequence, device::Stream& stream)
     clean_up();
     return tl::unexpected<Error>(back.error());
   }
+  if (sequence.is_counted && !sequence.was_resumed) count_first_resume(sequence);
   leave_sources(sequence);
   sequence.was_resumed = true;
   sequence.status = SequenceStatus::kActive;

@@ -1,6 +1,7 @@
 #ifndef SLACKWATER_CACHE_SEQUENCE_STATE_H_
 #define SLACKWATER_CACHE_SEQUENCE_STATE_H_
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "cache/block_tree.h"
 #include "cache/page_run.h"
 #include "cache/tuner.h"
+#include "slackwater/cache/cache_statistics.h"
 #include "slackwater/cache/sequence.h"
 
 namespace slackwater::cache {
@@ -21,6 +23,7 @@ struct SequenceGroup {
   BlockRange stale;                // blocks that are not needed any more, and not pinned
   std::pmr::vector<SlotId> slots;  // the index table
   std::span<SlotId> table;         // the caller's own
+  GroupUse pending;                // counted, and not committed
 };
 
 // Pages that wait for the state at a position: one per recurrent group, null for others.
@@ -61,6 +64,12 @@ struct SequenceState {
   bool is_damaged = false;        // a page of its own was lost
   bool may_be_ahead = false;      // there was room past the end since: the state may be of there
   bool is_state_unknown = false;  // a step has failed, and may have left its state anywhere
+
+  bool is_counted = false;    // in the statistics
+  bool is_recompute = false;  // what it finds is no hit
+  std::int64_t expected_prompt_length = 0;
+  std::array<std::int64_t, kNumTiers> cached_tokens = {};
+  TokenUse pending;  // likewise
 
   std::vector<SequenceGroup> groups;
   std::vector<ReservedSnapshot> snapshots;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "slackwater/base/clock.h"
 #include "slackwater/cache/config.h"
@@ -63,6 +64,7 @@ class Tuner {
   void note_rebalance(Nanoseconds now);
   // Whether a share is too far from what it should be.
   bool is_off(double share, double target) const;
+  std::string describe() const;  // a line for people
 
  private:
   // v moves an average by 1 / w, where w goes on as 1 + decay * w.

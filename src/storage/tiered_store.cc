@@ -391,7 +391,10 @@ PoolStats TieredStore::pool_stats(Tier tier, LayerGroupId group) const {
 TieredStoreStats TieredStore::stats() const {
   TieredStoreStats stats;
   stats.pages = num_pages_;
-  stats.pages_moved = pages_moved_;
+  stats.pages_by_way = pages_moved_;
+  for (const auto& from : pages_moved_) {
+    for (const std::int64_t moved : from) stats.pages_moved += moved;
+  }
   stats.bytes_moved = bytes_moved_;
   stats.certificate_mismatches = certificate_mismatches_;
   if (disk_ != nullptr) stats.disk = disk_->stats();

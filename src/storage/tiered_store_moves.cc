@@ -199,7 +199,7 @@ void TieredStore::finish_move(std::uint32_t index, const Event& last_use, Tier t
   page.ready = ready;
   give_slot(from, pool_group_of(from, page), from_slot,
             SLACKWATER_MUTANT(release_before_the_copy_ends) ? Event() : last_use);
-  ++pages_moved_;
+  ++pages_moved_[static_cast<std::size_t>(from)][static_cast<std::size_t>(to)];
   bytes_moved_ += layer_groups_[page.layer_group].cold_bytes;
 }
 

@@ -129,6 +129,8 @@ struct KvCacheConfig {
   // about 200 bytes and the tokens of a block. 0: there are none, and they cost nothing.
   std::int32_t max_events = 0;
 
+  bool enable_statistics = true;  // off: nothing is counted, and everything in them stays 0
+
   // Not built: kUnimplemented when asked for.
   bool sliding_window_scratch_pages = false;
   std::int32_t max_beam_width = 1;

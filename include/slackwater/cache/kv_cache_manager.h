@@ -5,12 +5,15 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "slackwater/base/error.h"
 #include "slackwater/base/page_table.h"
 #include "slackwater/cache/cache_event.h"
+#include "slackwater/cache/cache_statistics.h"
+#include "slackwater/cache/cache_view.h"
 #include "slackwater/cache/config.h"
 #include "slackwater/cache/layer_groups.h"
 #include "slackwater/cache/sequence.h"
@@ -19,22 +22,6 @@
 #include "slackwater/storage/tiered_store.h"
 
 namespace slackwater::cache {
-
-// Slots of one tier for one layer group: total = free + evictable + unavailable.
-struct TierRoom {
-  std::int32_t total = 0;
-  std::int32_t free = 0;
-  std::int32_t evictable = 0;
-  std::int32_t unavailable = 0;
-};
-
-// What has happened, in totals.
-struct CacheCounters {
-  std::int64_t pages_dropped = 0;  // chosen to leave the last tier, or given up by a plan
-  std::int64_t snapshots_published = 0;
-  std::int64_t snapshots_skipped = 0;       // no room, or suspended before they were published
-  std::int64_t certificate_mismatches = 0;  // counted as misses
-};
 
 // All that is kept of sequences: pages per block of full attention and sliding windows, recurrent
 // states and snapshots of them, over device, host and disk; which prefixes are known; who leaves
@@ -118,6 +105,13 @@ class KvCacheManager {
 
   TierRoom room(storage::Tier tier, LayerGroupId group) const;  // CHECK: the group exists
   CacheCounters counters() const;
+  // Since the start; and since the last time it was taken, from then on anew.
+  CacheStatistics statistics() const;
+  CacheStatistics take_statistics();
+  // All there is to see, and the same in lines for people. O(everything). While no sequence is used
+  // by another thread.
+  CacheView view() const;
+  std::string describe() const;
   std::size_t num_open_sequences() const;
   // Calls in the operation log so far, beside the making of the manager; 0 where there is none.
   std::int64_t num_logged_calls() const;

@@ -7,16 +7,22 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "slackwater/base/error.h"
 #include "slackwater/cache/kv_cache_manager.h"
 #include "slackwater/cache/operation_log.h"
+#include "slackwater/cache/planned_drop.h"
 #include "slackwater/cache/sequence.h"
 
 namespace slackwater::cache {
 
 class ReplayDevice;
+
+struct LogReplayOptions {
+  std::int32_t max_events = 0;  // that can be drained between calls
+};
 
 // Does again what a KvCacheManager did, call by call, from its operation log: the same slots, the
 // same tree, the same refusals, without a device, a disk or the bytes of any page.
@@ -35,7 +41,8 @@ class ReplayDevice;
 // Cost: that of the calls; memory for bookkeeping only.
 class LogReplay {
  public:
-  static Result<std::unique_ptr<LogReplay>> open(const std::filesystem::path& path);
+  static Result<std::unique_ptr<LogReplay>> open(const std::filesystem::path& path,
+                                                 const LogReplayOptions& options = {});
   ~LogReplay();
 
   // Makes the next call; false at the end, and before a call that did not return.
@@ -55,7 +62,7 @@ class LogReplay {
 
  private:
   LogReplay() = default;
-  Result<void> make_manager();
+  Result<void> make_manager(const LogReplayOptions& options);
   Result<void> make_call();
   Result<void> perform();
   Result<void> create();
@@ -63,6 +70,10 @@ class LogReplay {
   Result<void> resize(Sequence& sequence);
   Result<void> set_index_table(Sequence& sequence);
   Result<void> perform_on(Sequence& sequence);
+  Result<void> prefetch_prompt();
+  Result<void> plan_drop(Sequence& sequence);
+  Result<storage::Tier> tier_of(std::size_t index) const;
+  ReuseScope scope() const;
   Result<Sequence*> subject();
   std::uint64_t word(std::size_t index) const {
     return index < call_.words.size() ? call_.words[index] : 0;
@@ -78,6 +89,7 @@ class LogReplay {
   std::vector<std::vector<SlotId>> tables_;  // [sequences * layer groups] of the callers
   std::vector<Sequence> sequences_;          // as they were made
   std::vector<device::Event> events_;        // that commits were given, the latest last
+  std::unordered_map<std::uint64_t, PlannedDrop> plans_;
   LoggedCall call_;
   std::optional<LoggedCall> interrupted_;
   std::int64_t num_calls_ = 0;

@@ -35,6 +35,13 @@ enum class LoggedKind : std::uint8_t {
   kSetQuota = 14,
   kTokenDigest = 15,
   kResizeWithin = 16,  // a resize that changed no block
+  kAdjust = 17,
+  kPrefetch = 18,        // of a sequence
+  kPrefetchPrompt = 19,  // of the manager
+  kPlanDrop = 20,
+  kDrop = 21,
+  kCommitStatistics = 22,
+  kDiscardStatistics = 23,
 };
 
 // "create", "resume", ...

@@ -36,6 +36,7 @@ class PlannedDrop {
 
  private:
   friend class Sequence;
+  friend class LogReplay;
   PlannedDrop(CacheCore* core, std::uint64_t plan) : core_(core), plan_(plan) {}
 
   CacheCore* core_ = nullptr;  // null once it is dropped

@@ -9,6 +9,7 @@
 
 #include "slackwater/base/error.h"
 #include "slackwater/base/ids.h"
+#include "slackwater/cache/cache_statistics.h"
 #include "slackwater/cache/match_depths.h"
 #include "slackwater/cache/planned_drop.h"
 #include "slackwater/cache/prefix_digest.h"
@@ -34,6 +35,10 @@ struct SequenceOptions {
   PriorityCallback priority;        // empty: kDefaultPriority
   // Padding or warm-up: counts in no statistics and no averages.
   bool is_dummy = false;
+  // It comes back after it was given up: what it finds is no hit, and is counted apart.
+  bool is_recompute = false;
+  // From where on pages count as generated, in tokens; 0: all is prompt.
+  std::int64_t expected_prompt_length = 0;
 };
 
 struct CommitOptions {
@@ -137,6 +142,14 @@ class Sequence {
   // the blocks, and all while suspended, are kNoSlot. It stays there until the sequence is closed
   // or another one is set. Empty: none.
   Result<void> set_index_table(LayerGroupId group, std::span<SlotId> table);
+
+  // What it has done counts in the statistics of the cache from now on; before that, and when it is
+  // closed, it can be forgotten. Once it is closed: nothing.
+  void commit_statistics();
+  void discard_statistics();
+  RequestStatistics pending_statistics() const;
+  // Of what was found when it was made, the tokens that lay on a tier; 0 where nothing is counted.
+  std::int64_t cached_tokens(storage::Tier tier) const;
 
   SequenceStatus status() const;
   std::int64_t num_committed() const;

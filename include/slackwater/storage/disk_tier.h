@@ -147,6 +147,7 @@ class DiskTier {
 
   DiskTierStats stats() const;
   std::string_view io_name() const { return io_->name(); }
+  std::string describe() const;  // lines for people
   void check_invariants() const;
 
  private:

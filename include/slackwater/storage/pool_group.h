@@ -86,6 +86,7 @@ class PoolGroup {
   // `num_slots` are free; nothing is moved then.
   Result<void> shrink(std::int32_t num_slots, const MoveSlots& move);
 
+  std::string describe() const;  // a line for people
   void check_invariants() const;
 
  private:

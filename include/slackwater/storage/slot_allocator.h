@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -94,6 +95,8 @@ class SlotAllocator {
   std::vector<device::Event> finish_shrink();
   void cancel_shrink();
 
+  // A line for people.
+  std::string describe() const;
   // Aborts with the invariant's number and the figures when one does not hold.
   void check_invariants() const;
 

@@ -99,6 +99,7 @@ struct PoolStats {
 struct TieredStoreStats {
   std::array<std::int64_t, kNumTiers> pages = {};
   std::int64_t pages_moved = 0;
+  std::array<std::array<std::int64_t, kNumTiers>, kNumTiers> pages_by_way = {};  // [from][to]
   std::int64_t bytes_moved = 0;
   std::int64_t certificate_mismatches = 0;
   DiskTierStats disk;
@@ -212,10 +213,9 @@ class TieredStore {
   TieredStoreStats stats() const;
   std::int64_t cold_page_bytes(LayerGroupId group) const;
 
-  // Blocks until all that is queued has ended.
-  void synchronize();
-  // Aborts with the invariant's number where one does not hold. O(slots).
-  void audit() const;
+  std::string describe() const;  // lines for people: tiers, pools, what has moved
+  void synchronize();            // blocks until all that is queued has ended
+  void audit() const;  // aborts with the invariant's number where one does not hold; O(slots)
 
  private:
   struct Page {
@@ -307,7 +307,7 @@ class TieredStore {
   static constexpr std::uint32_t kNoPage = 0xFFFFFFFF;
   std::uint32_t first_free_ = kNoPage;
   std::array<std::int64_t, kNumTiers> num_pages_ = {};
-  std::int64_t pages_moved_ = 0;
+  std::array<std::array<std::int64_t, kNumTiers>, kNumTiers> pages_moved_ = {};  // [from][to]
   std::int64_t bytes_moved_ = 0;
   std::int64_t certificate_mismatches_ = 0;
 
