@@ -2,6 +2,8 @@
 //
 //   SLACKWATER_SEED=7 SLACKWATER_OPERATIONS=2000000 slackwater_cache_test
 //       --gtest_filter='KvCacheManagerModel*'
+//
+// With SLACKWATER_LOG=FILE the operation log of the last seed stays there.
 
 #include <cstdint>
 

@@ -69,19 +69,10 @@ void KvCacheManagerModel::start(std::uint64_t seed) {
     config.guarantee_suspend = guarantees_suspend_ = true;
     config.host_bytes = std::max(config.host_bytes, min_quotas(config)->host_bytes);
   }
-  config.rebalance = {.min_samples = static_cast<std::int64_t>(below(6)),
-                      .update_interval = 1 + static_cast<std::int64_t>(below(3)),
-                      .cooldown = Nanoseconds(below(2) * 50),
-                      .threshold = 1.05,
-                      .decay = 0.5};
   has_priorities_ = below(3) == 0;
-  is_logged_ = below(4) == 0;
-  if (is_logged_) config.operation_log.path = directory_ / "calls";
-  config.max_events = random_max_events(below(64));
-  has_events_ = config.max_events > 0;
   policy_ = config.commit_policy;
-  const bool counts = below(8) != 0;
-  config.enable_statistics = counts;
+  choose_insight(config);
+  const bool counts = config.enable_statistics;
   auto made = KvCacheManager::create(*device_, std::move(config));
   ASSERT_TRUE(made.has_value()) << made.error().text();
   manager_ = *std::move(made);
@@ -92,6 +83,23 @@ void KvCacheManagerModel::start(std::uint64_t seed) {
     digest[0] = static_cast<std::byte>(i);
     images_[i] = *manager_->token_digests().acquire(digest);
   }
+}
+
+// When shares follow the load, and who is told what happens.
+void KvCacheManagerModel::choose_insight(KvCacheConfig& config) {
+  config.rebalance = {.min_samples = static_cast<std::int64_t>(below(6)),
+                      .update_interval = 1 + static_cast<std::int64_t>(below(3)),
+                      .cooldown = Nanoseconds(below(2) * 50),
+                      .threshold = 1.05,
+                      .decay = 0.5};
+  const char* const kept_log = std::getenv("SLACKWATER_LOG");
+  is_logged_ = below(4) == 0 || kept_log != nullptr;
+  log_path_ = kept_log != nullptr ? std::filesystem::path(kept_log) : directory_ / "calls";
+  std::filesystem::remove(log_path_);
+  if (is_logged_) config.operation_log.path = log_path_;
+  config.max_events = random_max_events(below(64));
+  has_events_ = config.max_events > 0;
+  config.enable_statistics = below(8) != 0;
 }
 
 void KvCacheManagerModel::step() {

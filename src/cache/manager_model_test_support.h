@@ -100,6 +100,7 @@ class KvCacheManagerModel {
   std::uint64_t below(std::uint64_t end) { return random_() % end; }
 
   void start(std::uint64_t seed);
+  void choose_insight(KvCacheConfig& config);
   void step();
   std::vector<TokenId> random_tokens(std::uint64_t most);
   Model* random_sequence(std::optional<SequenceStatus> status = std::nullopt);
@@ -162,10 +163,11 @@ class KvCacheManagerModel {
   // What a replay of the operation log must come to.
   struct LogPoint {
     std::int64_t num_calls = 0;
-    std::vector<std::int32_t> room;
+    CacheView view;
     std::vector<std::vector<SlotId>> slots;  // of all open sequences
   };
   LogPoint log_point() const;
+  void expect_same(LogPoint again, LogPoint point) const;
   void check_replay();
 
   static std::int32_t random_max_events(std::uint64_t ticket);
@@ -182,6 +184,7 @@ class KvCacheManagerModel {
   bool has_priorities_ = false;
   bool guarantees_suspend_ = false;
   bool is_logged_ = false;
+  std::filesystem::path log_path_;
   bool has_events_ = false;
   CommitPolicy policy_ = CommitPolicy::kEveryBlock;
 

@@ -23,6 +23,7 @@ struct TierRoom {
   std::int32_t free = 0;
   std::int32_t evictable = 0;
   std::int32_t unavailable = 0;
+  friend bool operator==(const TierRoom&, const TierRoom&) = default;
 };
 
 // What has happened, in totals.
@@ -31,6 +32,7 @@ struct CacheCounters {
   std::int64_t snapshots_published = 0;
   std::int64_t snapshots_skipped = 0;       // no room, or suspended before they were published
   std::int64_t certificate_mismatches = 0;  // counted as misses
+  friend bool operator==(const CacheCounters&, const CacheCounters&) = default;
 };
 
 // All there is to see of a cache at one moment, as plain data: what holds what, and what may leave.
@@ -45,12 +47,14 @@ struct GroupView {
   bool needs_every_block = true;
   std::int64_t page_bytes = 0;  // on the device
   std::int64_t blob_bytes = 0;  // off it
+  friend bool operator==(const GroupView&, const GroupView&) = default;
 };
 
 struct TierView {
   storage::Tier tier = storage::Tier::kDevice;
   std::int64_t quota_bytes = 0;
   std::int64_t used_bytes = 0;  // of occupied slots
+  friend bool operator==(const TierView&, const TierView&) = default;
 };
 
 // A pool group of one tier. What is unavailable is locked, or held where there is no colder tier,
@@ -63,6 +67,7 @@ struct PoolView {
   std::int32_t num_locked = 0;    // of the unavailable ones, on the device
   std::int32_t num_reserved = 0;  // of the free ones: for pages that change places
   std::int64_t slot_bytes = 0;
+  friend bool operator==(const PoolView&, const PoolView&) = default;
 };
 
 // A sequence's share of one layer group.
@@ -72,6 +77,7 @@ struct SequenceGroupView {
   BlockRange stale;         // blocks that it does not need any more
   std::int64_t first_own_block = 0;
   GroupUse pending;  // counted, and not committed
+  friend bool operator==(const SequenceGroupView&, const SequenceGroupView&) = default;
 };
 
 struct SequenceView {
@@ -90,6 +96,7 @@ struct SequenceView {
   TokenUse pending;
   std::vector<SequenceGroupView> groups;         // [layer groups]
   std::vector<std::int64_t> reserved_snapshots;  // positions
+  friend bool operator==(const SequenceView&, const SequenceView&) = default;
 };
 
 struct SnapshotView {
@@ -97,6 +104,7 @@ struct SnapshotView {
   std::optional<storage::Tier> tier;  // nothing: lost, and somebody still holds it
   std::int32_t num_locks = 0;
   std::int32_t num_holds = 0;
+  friend bool operator==(const SnapshotView&, const SnapshotView&) = default;
 };
 
 // A layer group's pages of one node.
@@ -106,6 +114,7 @@ struct NodeGroupView {
   Priority priority = kDefaultPriority;
   std::vector<std::optional<storage::Tier>> blocks;  // [blocks] where each page lies
   std::vector<SnapshotView> snapshots;               // ascending
+  friend bool operator==(const NodeGroupView&, const NodeGroupView&) = default;
 };
 
 struct NodeView {
@@ -121,6 +130,7 @@ struct NodeView {
   bool is_broken = false;      // a block after those that are written has lost its bytes
   std::vector<TokenId> tokens;
   std::vector<NodeGroupView> groups;  // [layer groups]; of a root none
+  friend bool operator==(const NodeView&, const NodeView&) = default;
 };
 
 struct TreeView {
@@ -128,6 +138,7 @@ struct TreeView {
   std::int64_t num_blocks = 0;
   std::int64_t num_tokens = 0;
   std::vector<NodeView> nodes;  // by index, roots too
+  friend bool operator==(const TreeView&, const TreeView&) = default;
 };
 
 struct CacheView {
@@ -140,6 +151,7 @@ struct CacheView {
   CacheCounters counters;
   bool has_statistics = false;
   CacheStatistics statistics;
+  friend bool operator==(const CacheView&, const CacheView&) = default;
 };
 
 // Lines for people, one fact each.
