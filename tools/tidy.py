@@ -50,7 +50,7 @@ ROOMS = {
 ENTRIES = {"cli": {
     "model/generate.h", "model/measure.h", "model/model.h", "model/tokenizer.h",
     "kernels/execution_context.h", "kernels/sample.h", "kernels/target.h",
-    "cache/replay_log.h"}}
+    "cache/log_inspection.h"}}
 
 # Rooms whose arithmetic ends in a token.
 NUMERIC_ROOMS = {"kernels", "model", "hybrid", "engine"}

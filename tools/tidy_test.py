@@ -135,7 +135,7 @@ PLANTED = {
         {"src/model/a.cc": include("slackwater/cache/tree.h")},
         {"src/model/a.cc": "#include <slackwater/engine/engine.h>\n"},
         {"src/scheduler/a.cc": include("slackwater/model/generate.h")},
-        {"src/server/a.cc": include("slackwater/cache/replay_log.h")},
+        {"src/server/a.cc": include("slackwater/cache/log_inspection.h")},
         {"src/cli/a.cc": include("slackwater/model/weights.h")},
         {"src/hybrid/a.cc": include("cache/tree_node.h")},
         {"src/storage/a.cc": include("free_list.h")},

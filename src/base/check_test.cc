@@ -13,6 +13,17 @@ TEST(CheckDeathTest, PrintsThePlaceTheExpressionAndTheNumbers) {
                "check_test\\.cc:[0-9]+: CHECK\\(slot < num_slots\\) failed: slot 12 of 8\n");
 }
 
+TEST(CheckDeathTest, SaysWhatWasBeingDone) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const CheckNote outer("reading a file");
+  {
+    CheckNote inner("reading line 1");
+    inner.set("reading line 2");
+    EXPECT_DEATH(SLACKWATER_CHECK(false, "no"), "failed: no \\(while reading line 2\\)\n");
+  }
+  EXPECT_DEATH(SLACKWATER_CHECK(false, "no"), "failed: no \\(while reading a file\\)\n");
+}
+
 TEST(Check, EvaluatesItsConditionOnceAndItsTextNever) {
   int evaluations = 0;
   int texts = 0;

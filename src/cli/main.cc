@@ -13,6 +13,7 @@
 #include "cli/bench_generate_command.h"
 #include "cli/build_info.h"
 #include "cli/generate_command.h"
+#include "cli/inspect_command.h"
 #include "cli/model_directory.h"
 #include "cli/standard_streams.h"
 
@@ -123,6 +124,25 @@ void add_bench(CLI::App& parent, BenchGenerateCommand& command) {
   app.add_flag("--json", command.is_json, "Print one JSON line");
 }
 
+void add_inspect(CLI::App& parent, InspectCommand& command) {
+  CLI::App& app = *parent.add_subcommand(
+      "inspect", "Show what a cache held, from its operation log, and why a match ends");
+  app.add_option("LOG", command.log, "Operation log of a KvCacheManager")->required();
+  add_number<std::int64_t>(app, "--at", command.options.at,
+                           "Calls to go through (default: all of the log)")
+      ->check(CLI::NonNegativeNumber);
+  app.add_flag("--json", command.options.is_json, "Print one JSON object instead of text");
+  app.add_option("--explain", command.explain,
+                 "Say why the match of a prompt ends where it ends: its tokens, 1,2,3 or 100..131");
+  add_number<std::uint64_t>(app, "--adapter", command.options.scope.adapter,
+                            "Adapter of the prompt to explain");
+  add_number<std::uint64_t>(app, "--salt", command.options.scope.salt,
+                            "Salt of the prompt to explain");
+  add_number(app, "--audit-every", command.options.audit_every,
+             "Check all invariants after every so many calls; 0: at the end")
+      ->check(CLI::NonNegativeNumber);
+}
+
 // Runs a command whose options are checked first: those are usage, the rest is failure.
 template <class Command>
 int execute(const Command& command) {
@@ -143,9 +163,11 @@ int parse_and_execute(int argc, char** argv) {
   app.set_version_flag("--version", fmt::format("slackwater {} ({})", kBuildVersion, kBuildCommit));
   GenerateCommand generate;
   BenchGenerateCommand bench;
+  InspectCommand inspect;
   generate.model.directory = bench.model.directory = default_model_directory();
   add_generate(app, generate);
   add_bench(app, bench);
+  add_inspect(app, inspect);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {
@@ -157,7 +179,8 @@ int parse_and_execute(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return fail(kUsage, fmt::format("{}; see slackwater --help", error.what()));
   }
-  return app.got_subcommand("generate") ? execute(generate) : execute(bench);
+  if (app.got_subcommand("generate")) return execute(generate);
+  return app.got_subcommand("inspect") ? execute(inspect) : execute(bench);
 }
 
 // The library throws nothing of its own; what is left is the system's: no memory, no thread.

@@ -2,6 +2,7 @@
 #define SLACKWATER_BASE_CHECK_H_
 
 #include <string>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -11,6 +12,28 @@ namespace slackwater {
 // written by one system call, so that concurrent failures stay readable.
 [[noreturn]] void check_failed(const char* file, int line, const char* expression,
                                const std::string& text);
+
+// What this thread is doing, for the text of a check that fails meanwhile: ` (while TEXT)`.
+//
+// Invariants:
+//   I1  notes end in the opposite order of their beginnings; the last one is told.
+// Threads: the one that made it.
+// Errors: none.
+class CheckNote {
+ public:
+  explicit CheckNote(std::string text);
+  ~CheckNote();
+  CheckNote(const CheckNote&) = delete;
+  CheckNote& operator=(const CheckNote&) = delete;
+
+  void set(std::string text) { text_ = std::move(text); }
+
+ private:
+  friend void check_failed(const char*, int, const char*, const std::string&);
+
+  std::string text_;
+  const CheckNote* const before_;
+};
 
 }  // namespace slackwater
 
