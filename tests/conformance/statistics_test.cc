@@ -346,6 +346,7 @@ TEST_F(CodecGroups, FromTwoPoolsOfTheDeviceShareOneOffIt) {
   TestCache cache(std::move(config));
   ASSERT_EQ(num_slots(cache, Tier::kDevice, 0), 3);
   ASSERT_EQ(num_slots(cache, Tier::kDevice, 1), 6);
+  EXPECT_NE(pool_of(cache, Tier::kDevice, 0), pool_of(cache, Tier::kDevice, 1));
   EXPECT_EQ(pool_of(cache, Tier::kDevice, 1), pool_of(cache, Tier::kDevice, 2));
   EXPECT_EQ(pool_of(cache, Tier::kHost, 0), pool_of(cache, Tier::kHost, 1));
   EXPECT_NE(pool_of(cache, Tier::kHost, 1), pool_of(cache, Tier::kHost, 2));
