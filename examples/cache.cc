@@ -87,6 +87,8 @@ Result<void> run(KvCacheManager& manager, slackwater::device::Stream& stream,
   slackwater::cache::CommitOptions written;
   written.written = stream.record();
   SLACKWATER_RETURN_IF_ERROR(sequence.commit(computed, written));
+  // Others find it once the step has succeeded. An engine waits for it anyway, to sample.
+  written.written.wait();
   sequence.commit_statistics();
   fmt::print("{} tokens, of which {} were there\n", prompt.size(), found);
   return {};  // The sequence closes; its pages stay until somebody wants their room.
