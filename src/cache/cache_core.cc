@@ -37,8 +37,8 @@ Digest128 layout_digest(const KvCacheConfig& config, const LayerGroups& groups) 
 }
 
 // Which parts of a scope there are.
-std::uint64_t parts_of(const ReuseScope& scope) {
-  return std::uint64_t{scope.adapter.has_value()} | std::uint64_t{scope.salt.has_value()} << 1;
+std::uint32_t parts_of(const ReuseScope& scope) {
+  return std::uint32_t{scope.adapter.has_value()} | std::uint32_t{scope.salt.has_value()} << 1;
 }
 
 }  // namespace
@@ -60,8 +60,9 @@ Result<std::unique_ptr<CacheCore>> CacheCore::create(device::Device& device, KvC
   SLACKWATER_RETURN_IF_ERROR(validate(config));
   std::unique_ptr<CacheCore> core(new CacheCore(std::move(config)));
   SLACKWATER_RETURN_IF_ERROR(core->open_log());
-  const Result<void> opened = core->logged([](LogWriter& log) { log.start(LoggedKind::kOpen, 0); },
-                                           [&] { return core->open(device); });
+  const Result<void> opened =
+      core->logged([](LogWriter& log) { log.start(LoggedKind::kOpen, 0, 0); },
+                   [&] { return core->open(device); });
   if (opened.has_value()) return core;
   if (core->log_ != nullptr) core->log_->discard();
   return tl::unexpected<Error>(opened.error());
@@ -87,40 +88,24 @@ void CacheCore::start_create(LogWriter& log, const SequenceOptions& options) con
   const ReuseScope& scope = options.scope;
   log.start_with(
       options.tokens, LoggedKind::kCreate, next_number_,
-      parts_of(scope) | std::uint64_t{options.priority != nullptr} << 2 |
-          std::uint64_t{options.is_dummy} << 3 | std::uint64_t{options.is_recompute} << 4,
-      options.tokens.size(), options.request.value(), scope.adapter.value_or(0),
-      scope.salt.value_or(0), static_cast<std::uint64_t>(options.expected_prompt_length));
+      parts_of(scope) | std::uint32_t{options.priority != nullptr} << 2 |
+          std::uint32_t{options.is_dummy} << 3 | std::uint32_t{options.is_recompute} << 4,
+      options.tokens.size(), scope.adapter.value_or(0), scope.salt.value_or(0),
+      options.request.value(), static_cast<std::uint64_t>(options.expected_prompt_length));
 }
 
 void CacheCore::start_prefetch(LogWriter& log, const ReuseScope& scope,
                                std::span<const TokenId> prompt, Tier tier) {
   log.start_with(prompt, LoggedKind::kPrefetchPrompt, 0, parts_of(scope), prompt.size(),
-                 index_of(tier), scope.adapter.value_or(0), scope.salt.value_or(0));
+                 scope.adapter.value_or(0), scope.salt.value_or(0), index_of(tier));
 }
 
-// The lengths as differences in one word, where they fit it.
 void CacheCore::start_resize(LogWriter& log, const SequenceState& sequence,
-                             std::optional<std::int64_t> new_capacity,
-                             std::optional<std::int64_t> new_history) {
-  const std::int64_t capacity = new_capacity.value_or(sequence.capacity);
-  const std::int64_t history = new_history.value_or(sequence.history);
-  const std::int64_t more = capacity - sequence.capacity;
-  const std::int64_t done = history - sequence.history;
-  if (static_cast<std::int32_t>(more) == more && static_cast<std::int32_t>(done) == done) {
-    log.start(LoggedKind::kResize, sequence.number,
-              static_cast<std::uint64_t>(more) << 32 | static_cast<std::uint32_t>(done));
-  } else {
-    log.start(LoggedKind::kResize, sequence.number, static_cast<std::uint64_t>(capacity),
-              static_cast<std::uint64_t>(history));
-  }
-}
-
-void CacheCore::start_commit(LogWriter& log, const SequenceState& sequence,
-                             std::span<const TokenId> tokens, const CommitOptions& options) {
-  log.start_with(tokens, LoggedKind::kCommit, sequence.number,
-                 log.number_of(options.written) << kWrittenShift | tokens.size() << 1 |
-                     std::uint64_t{options.is_end});
+                             std::optional<std::int64_t> capacity,
+                             std::optional<std::int64_t> history) {
+  log.start(LoggedKind::kResize, sequence.number, 0,
+            static_cast<std::uint64_t>(capacity.value_or(sequence.capacity)),
+            static_cast<std::uint64_t>(history.value_or(sequence.history)));
 }
 
 Result<void> CacheCore::open(device::Device& device) {

@@ -80,8 +80,7 @@ class CacheCore final : public RunOwners {
   Result<void> suspend(SequenceState& sequence);
   void close(SequenceState& sequence);
   // True when it changes nothing that others see: then it is done. Takes no lock.
-  bool resize_within_blocks(SequenceState& sequence, std::optional<std::int64_t> capacity,
-                            std::optional<std::int64_t> history);
+  bool resize_within_blocks(SequenceState& sequence, std::int64_t capacity, std::int64_t history);
   Result<void> resize(SequenceState& sequence, std::optional<std::int64_t> capacity,
                       std::optional<std::int64_t> history);
   Result<void> commit(SequenceState& sequence, std::span<const TokenId> tokens,
@@ -108,7 +107,8 @@ class CacheCore final : public RunOwners {
   // which one it is. The others say that of calls with more to say.
   template <class Start, class Call>
   auto logged(const Start& start, const Call& call) -> decltype(call()) {
-    return log_ == nullptr ? call() : log_->record(start, call);
+    if (log_ == nullptr) return call();
+    return log_->record(start, call);
   }
   void start_create(LogWriter& log, const SequenceOptions& options) const;
   static void start_prefetch(LogWriter& log, const ReuseScope& scope,
@@ -116,8 +116,6 @@ class CacheCore final : public RunOwners {
   static void start_resize(LogWriter& log, const SequenceState& sequence,
                            std::optional<std::int64_t> capacity,
                            std::optional<std::int64_t> history);
-  static void start_commit(LogWriter& log, const SequenceState& sequence,
-                           std::span<const TokenId> tokens, const CommitOptions& options);
 
   // RunOwners, called by residency_ under the lock.
   PageRun* find_run(const RunKey& key) override;

@@ -24,11 +24,11 @@ std::uint64_t log_word(std::int64_t number) { return static_cast<std::uint64_t>(
 // Writes down which call of a sequence is made.
 template <class... Words>
 auto starting(LoggedKind kind, const SequenceState& sequence, Words... words) {
-  return [=, &sequence](LogWriter& log) { log.start(kind, sequence.number, words...); };
+  return [=, &sequence](LogWriter& log) { log.start(kind, sequence.number, 0, words...); };
 }
 
 auto starting(LoggedKind kind) {
-  return [=](LogWriter& log) { log.start(kind, 0); };
+  return [=](LogWriter& log) { log.start(kind, 0, 0); };
 }
 
 }  // namespace
@@ -53,14 +53,16 @@ Result<void> KvCacheManager::shutdown() {
 
 Result<void> KvCacheManager::set_quota(storage::Tier tier, std::int64_t bytes) {
   return core_->logged(
-      [&](LogWriter& log) { log.start(LoggedKind::kSetQuota, 0, index_of(tier), log_word(bytes)); },
+      [&](LogWriter& log) {
+        log.start(LoggedKind::kSetQuota, 0, 0, index_of(tier), log_word(bytes));
+      },
       [&] { return core_->set_quota(tier, bytes); });
 }
 std::int64_t KvCacheManager::quota(storage::Tier tier) const { return core_->quota(tier); }
 bool KvCacheManager::need_adjustment(Nanoseconds now) const { return core_->need_adjustment(now); }
 Result<void> KvCacheManager::adjust(Nanoseconds now) {
   return core_->logged(
-      [&](LogWriter& log) { log.start(LoggedKind::kAdjust, 0, log_word(now.count())); },
+      [&](LogWriter& log) { log.start(LoggedKind::kAdjust, 0, 0, log_word(now.count())); },
       [&] { return core_->adjust(now); });
 }
 
@@ -185,7 +187,10 @@ Result<std::optional<PlannedDrop>> Sequence::plan_drop() {
 Result<void> Sequence::resize(std::optional<std::int64_t> capacity,
                               std::optional<std::int64_t> history) {
   if (state_ == nullptr) return closed("resize");
-  if (core_->resize_within_blocks(*state_, capacity, history)) return {};
+  if (core_->resize_within_blocks(*state_, capacity.value_or(state_->capacity),
+                                  history.value_or(state_->history))) {
+    return {};
+  }
   return core_->logged(
       [&](LogWriter& log) { core_->start_resize(log, *state_, capacity, history); },
       [&] { return core_->resize(*state_, capacity, history); });
@@ -193,8 +198,11 @@ Result<void> Sequence::resize(std::optional<std::int64_t> capacity,
 
 Result<void> Sequence::commit(std::span<const TokenId> tokens, const CommitOptions& options) {
   if (state_ == nullptr) return closed("commit");
-  return core_->logged([&](LogWriter& log) { core_->start_commit(log, *state_, tokens, options); },
-                       [&] { return core_->commit(*state_, tokens, options); });
+  return core_->logged(
+      [&](LogWriter& log) {
+        log.start_commit(state_->number, tokens, options.is_end, options.written);
+      },
+      [&] { return core_->commit(*state_, tokens, options); });
 }
 
 Result<void> Sequence::stop_committing() {

@@ -48,6 +48,7 @@ constexpr std::array<KindName, kNumLoggedKinds> kKinds = {{
     {"drop"},
     {"commit_statistics", true},
     {"discard_statistics", true},
+    {"commit", true},
 }};
 
 }  // namespace
@@ -141,26 +142,6 @@ Result<std::optional<LoggedCall>> LogReader::end_of_log() {
   return std::nullopt;
 }
 
-// A resize within blocks: one word, no answers.
-Result<std::optional<LoggedCall>> LogReader::next_short(const LogRecord& record) {
-  LoggedCall call;
-  call.offset = offset_;
-  call.kind = LoggedKind::kResizeWithin;
-  call.subject = record.subject;
-  call.words = {reinterpret_cast<const std::uint64_t*>(file_.data() + offset_) + 1, 1};
-  call.has_returned = true;
-  LogCheck check(check_);
-  const std::uint64_t bare =
-      std::uint64_t{record.subject} << 32 | std::uint64_t{record.outcome} << 8 | record.kind;
-  if (record.outcome != 1 || check.add_short(bare, call.words[0]) != record.check) {
-    return damaged("has been edited");
-  }
-  check_ = check.state();
-  call.number = num_read_++;
-  offset_ += sizeof record;
-  return call;
-}
-
 Result<std::optional<LoggedCall>> LogReader::next() {
   if (offset_ == end_) return std::nullopt;
   LogRecord record;
@@ -170,20 +151,27 @@ Result<std::optional<LoggedCall>> LogReader::next() {
   if (record.kind >= kNumLoggedKinds) {
     return damaged(fmt::format("has a call of kind {}", record.kind));
   }
-  if (record.kind == static_cast<std::uint8_t>(LoggedKind::kResizeWithin)) {
-    return next_short(record);
+  const std::byte* at = file_.data() + offset_ + sizeof record;
+  std::uint64_t left = (end_ - offset_ - sizeof record) / 8;
+  std::uint64_t num_words = record.counts >> kWordsShift;
+  if (num_words == kManyWords) {
+    if (left == 0) return damaged("is cut in a record");
+    num_words = LogCheck::word(at, 0);
+    at += 8;
+    --left;
   }
-  const std::uint64_t left = (end_ - offset_ - sizeof record) / 8;
-  if (record.num_words > left) return damaged("is cut in a record");
-  const std::byte* const arguments = file_.data() + offset_ + sizeof record;
-  const std::byte* const answers = arguments + std::size_t{8} * record.num_words;
+  if (num_words > left) return damaged("is cut in a record");
+  const std::byte* const answers = at + 8 * num_words;
   LoggedCall call;
   call.number = num_read_++;
   call.offset = offset_;
   call.kind = static_cast<LoggedKind>(record.kind);
   call.subject = record.subject;
-  call.words = {reinterpret_cast<const std::uint64_t*>(arguments), record.num_words};
-  if (record.outcome == 0) {
+  call.value = record.value;
+  call.event = record.outcome >> 4;
+  call.words = {reinterpret_cast<const std::uint64_t*>(at), static_cast<std::size_t>(num_words)};
+  const unsigned outcome = record.outcome & 0xF;
+  if (outcome == 0) {
     // It was under way when the process ended: whatever it had learned by then follows.
     if (is_closed_ || is_full_) return damaged("has been edited");
     const std::byte* const stop = std::find(answers, file_.data() + end_, std::byte{0});
@@ -192,18 +180,21 @@ Result<std::optional<LoggedCall>> LogReader::next() {
     offset_ = end_;
     return call;
   }
-  const std::uint64_t answer_words = (std::uint64_t{record.num_answers} + 7) / 8;
-  if (answer_words > left - record.num_words) return damaged("is cut in a record");
+  const std::uint32_t num_answers = record.counts & kMostAnswers;
+  const std::uint64_t answer_words = (std::uint64_t{num_answers} + 7) / 8;
+  if (answer_words > left - num_words) return damaged("is cut in a record");
+  const std::byte* const rest = file_.data() + offset_ + sizeof record;
+  const std::byte* const next = answers + 8 * answer_words;
   LogCheck check(check_);
-  if (check.add(record, std::span(arguments, 8 * (record.num_words + answer_words))) !=
+  if (check.add(LogCheck::first_word(record), LogCheck::word(&record, 8), {rest, next}) !=
       record.check) {
     return damaged("has been edited");
   }
   check_ = check.state();
-  call.answers = {reinterpret_cast<const std::uint8_t*>(answers), record.num_answers};
+  call.answers = {reinterpret_cast<const std::uint8_t*>(answers), num_answers};
   call.has_returned = true;
-  if (record.outcome > 1) call.refusal = static_cast<ErrorCode>(record.outcome - 2);
-  offset_ += sizeof record + 8 * (record.num_words + answer_words);
+  if (outcome > 1) call.refusal = static_cast<ErrorCode>(outcome - 2);
+  offset_ = static_cast<std::uint64_t>(next - file_.data());
   return call;
 }
 

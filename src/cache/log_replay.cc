@@ -122,10 +122,10 @@ Result<void> LogReplay::perform() {
       return dropped;
     }
     case LoggedKind::kTokenDigest: {
-      const auto token = static_cast<TokenId>(static_cast<std::uint32_t>(word(0)));
+      const auto token = static_cast<TokenId>(call_.value);
       Sha256Digest digest = {};
-      if (call_.words.size() != 5 || !is_digest_token(token)) return differs("has no digest");
-      std::memcpy(digest.data(), call_.words.data() + 1, digest.size());
+      if (call_.words.size() != 4 || !is_digest_token(token)) return differs("has no digest");
+      std::memcpy(digest.data(), call_.words.data(), digest.size());
       manager_->token_digests().recall(token, digest);
       return {};
     }
@@ -147,7 +147,8 @@ Result<void> LogReplay::perform_on(Sequence& sequence) {
     case LoggedKind::kClose: sequence.close(); return {};
     case LoggedKind::kResize:
     case LoggedKind::kResizeWithin: return resize(sequence);
-    case LoggedKind::kCommit: return commit(sequence);
+    case LoggedKind::kCommit:
+    case LoggedKind::kCommitOne: return commit(sequence);
     case LoggedKind::kStopCommitting: return sequence.stop_committing();
     case LoggedKind::kReserveSnapshot: return sequence.reserve_snapshot(number(0));
     case LoggedKind::kCancelSnapshot: sequence.cancel_snapshot(number(0)); return {};
@@ -163,23 +164,23 @@ Result<void> LogReplay::perform_on(Sequence& sequence) {
   }
 }
 
-// Of calls that have one: words 0, 3 and 4.
+// Of calls that have one.
 ReuseScope LogReplay::scope() const {
   ReuseScope scope;
-  if ((word(0) & 1) != 0) scope.adapter = word(3);
-  if ((word(0) & 2) != 0) scope.salt = word(4);
+  if ((call_.value & 1) != 0) scope.adapter = word(1);
+  if ((call_.value & 2) != 0) scope.salt = word(2);
   return scope;
 }
 
 Result<void> LogReplay::create() {
   SequenceOptions options;
-  const std::uint64_t parts = word(0);
-  SLACKWATER_ASSIGN_OR_RETURN(options.tokens, tokens(6, word(1)));
-  options.request = RequestId(word(2));
+  const std::uint32_t parts = call_.value;
+  SLACKWATER_ASSIGN_OR_RETURN(options.tokens, tokens(5, word(0)));
   options.scope = scope();
+  options.request = RequestId(word(3));
   options.is_dummy = (parts & 8) != 0;
   options.is_recompute = (parts & 16) != 0;
-  options.expected_prompt_length = number(5);
+  options.expected_prompt_length = number(4);
   // What it said is among the answers.
   if ((parts & 4) != 0) options.priority = [](BlockOrdinal, LayerGroupId) { return Priority{0}; };
   SLACKWATER_ASSIGN_OR_RETURN(Sequence sequence, manager_->create_sequence(options));
@@ -194,8 +195,8 @@ Result<storage::Tier> LogReplay::tier_of(std::size_t index) const {
 }
 
 Result<void> LogReplay::prefetch_prompt() {
-  SLACKWATER_ASSIGN_OR_RETURN(const auto prompt, tokens(5, word(1)));
-  SLACKWATER_ASSIGN_OR_RETURN(const storage::Tier tier, tier_of(2));
+  SLACKWATER_ASSIGN_OR_RETURN(const auto prompt, tokens(4, word(0)));
+  SLACKWATER_ASSIGN_OR_RETURN(const storage::Tier tier, tier_of(3));
   const auto brought = manager_->prefetch(scope(), prompt, tier);
   if (brought.has_value()) return {};
   return tl::unexpected<Error>(brought.error());
@@ -211,26 +212,28 @@ Result<void> LogReplay::plan_drop(Sequence& sequence) {
 }
 
 Result<void> LogReplay::resize(Sequence& sequence) {
-  if (call_.words.size() == 2) return sequence.resize(number(0), number(1));
-  const auto more = static_cast<std::int32_t>(static_cast<std::uint32_t>(word(0) >> 32));
-  const auto done = static_cast<std::int32_t>(static_cast<std::uint32_t>(word(0)));
-  return sequence.resize(sequence.capacity() + more, sequence.history() + done);
+  if (call_.kind == LoggedKind::kResize) return sequence.resize(number(0), number(1));
+  const auto more = static_cast<std::int16_t>(static_cast<std::uint16_t>(call_.value));
+  return sequence.resize(sequence.capacity() + more, sequence.history() + (call_.value >> 16));
 }
 
 Result<void> LogReplay::commit(Sequence& sequence) {
-  const std::uint64_t which = word(0) >> kWrittenShift;
-  const std::uint64_t count = (word(0) & ((std::uint64_t{1} << kWrittenShift) - 1)) >> 1;
   CommitOptions options;
-  options.is_end = (word(0) & 1) != 0;
-  if (which == 1) {
+  if (call_.event == 1) {
     events_.push_back(device_->make_event("a step").event());
     if (events_.size() > kNumEvents) events_.erase(events_.begin());
     options.written = events_.back();
-  } else if (which > 1) {
-    if (which - 2 >= events_.size()) return differs("names an event that was not there");
-    options.written = events_[events_.size() - 1 - static_cast<std::size_t>(which - 2)];
+  } else if (call_.event > 1) {
+    const std::size_t before = call_.event - 2u;
+    if (before >= events_.size()) return differs("names an event that was not there");
+    options.written = events_[events_.size() - 1 - before];
   }
-  SLACKWATER_ASSIGN_OR_RETURN(const auto committed, tokens(1, count));
+  if (call_.kind == LoggedKind::kCommitOne) {
+    const auto token = static_cast<TokenId>(call_.value);
+    return sequence.commit(std::span(&token, 1), options);
+  }
+  options.is_end = call_.value != 0;
+  SLACKWATER_ASSIGN_OR_RETURN(const auto committed, tokens(1, word(0)));
   return sequence.commit(committed, options);
 }
 

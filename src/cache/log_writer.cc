@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -53,7 +54,7 @@ Result<void> LogWriter::open(const OperationLogOptions& options, std::string_vie
                       name, max_bytes_, reason(errno));
   }
   base_ = static_cast<std::byte*>(mapped);
-  cursor_ = end_ = base_;
+  cursor_ = end_ = limit_ = base_;
   if (!extend(first)) {
     return make_error(ErrorCode::kUnavailable, "no room on disk for the operation log '{}'", name);
   }
@@ -101,6 +102,7 @@ bool LogWriter::extend(std::size_t bytes) {
     return false;
   }
   end_ = base_ + wanted;
+  limit_ = end_ - kSpareBytes;
   return true;
 }
 
@@ -109,36 +111,68 @@ void LogWriter::stop(std::string_view why) {
   is_stopped_ = true;
   if (has_header_) {
     // Without the call that is being made, if there is one.
-    if (record_ != nullptr) cursor_ = record_;
+    if (record_ != nullptr) cursor_ = std::exchange(record_, nullptr);
     header().end = static_cast<std::uint64_t>(cursor_ - base_);
     header().state = LogState::kFull;
   }
-  end_ = cursor_;
+  end_ = limit_ = cursor_;
   if (options_.warn) {
     options_.warn(fmt::format("the operation log '{}' {}", options_.path.string(), why));
   }
 }
 
-void LogWriter::end(std::uint8_t outcome) {
-  if (record_ == nullptr || is_stopped_) return;
-  const auto num_answers = static_cast<std::size_t>(cursor_ - answers_);
-  cursor_ = answers_ + (num_answers + 7) / 8 * 8;
-  if (cursor_ > end_ && !extend(0)) return;
-  LogRecord record;
-  std::memcpy(&record, record_, sizeof record);
-  record.outcome = outcome;
-  record.num_answers = static_cast<std::uint32_t>(num_answers);
-  record.check = check_.add(record, std::span<const std::byte>(record_ + sizeof record, cursor_));
-  std::memcpy(record_, &record, sizeof record);
-  record_ = nullptr;
-  count_call();
+// The same for any number of words.
+std::byte* LogWriter::begin_many(std::uint64_t first, std::uint32_t value, std::size_t num_words) {
+  if (num_words < kManyWords) return begin(first, value, num_words);
+  std::byte* const at = begin(first, value, num_words + 1);
+  if (at == nullptr) return nullptr;
+  put_word(record_ + 8, std::uint64_t{kManyWords} << (32 + kWordsShift) | value);
+  return put_word(at, num_words);
 }
 
-void LogWriter::wait_for_turn() {
-  ++num_waiting_;
-  while (is_busy_.exchange(1) != 0) is_busy_.wait(1);
-  --num_waiting_;
+void LogWriter::start_tokens(std::uint64_t first, bool is_end, std::span<const TokenId> tokens) {
+  std::byte* const at = begin_many(first, is_end ? 1 : 0, 1 + (tokens.size() + 1) / 2);
+  if (at == nullptr) return;
+  std::memcpy(put_word(at, tokens.size()), tokens.data(), tokens.size_bytes());
 }
+
+void LogWriter::note_resize(std::uint32_t subject, std::int16_t more, std::uint16_t done) {
+  const std::uint64_t first =
+      first_word(LoggedKind::kResizeWithin, subject) | std::uint64_t{kSucceeded} << 8;
+  const std::uint64_t second = std::uint32_t{done} << 16 | static_cast<std::uint16_t>(more);
+  const Turn turn(*this);
+  if (cursor_ > limit_ && !extend(kSpareBytes)) return;
+  const std::uint64_t check = check_.add(first, second);
+  cursor_ = put_word(put_word(cursor_, first | check << 16), second);
+  ++num_calls_;
+}
+
+void LogWriter::end(std::uint8_t outcome) {
+  std::byte* const record = std::exchange(record_, nullptr);
+  if (record == nullptr) return;
+  const std::uint64_t first = LogCheck::word(record, 0) | std::uint64_t{outcome} << 8;
+  std::uint64_t second = LogCheck::word(record, 8);
+  std::uint64_t check = 0;
+  if (cursor_ == record + sizeof(LogRecord)) {
+    check = check_.add(first, second);
+  } else {
+    const auto num_answers = static_cast<std::uint64_t>(cursor_ - answers_);
+    second |= num_answers << 32;
+    // The file grows by whole words, so there is room for the padding.
+    cursor_ = answers_ + (num_answers + 7) / 8 * 8;
+    check =
+        check_.add(first, second, std::span<const std::byte>(record + sizeof(LogRecord), cursor_));
+  }
+  put_word(put_word(record, first | check << 16), second);
+  ++num_calls_;
+}
+
+// Whoever waits says so, and whoever leaves wakes one.
+void LogWriter::wait_for_turn() const {
+  while (turn_.exchange(kWanted) != kFree) turn_.wait(kWanted);
+}
+
+void LogWriter::wake_next() const { turn_.notify_one(); }
 
 void LogWriter::note_large(std::uint64_t answer) {
   while (answer >= 0x40) {
@@ -148,8 +182,7 @@ void LogWriter::note_large(std::uint64_t answer) {
   put(static_cast<std::uint8_t>(0x80 | answer));
 }
 
-std::uint64_t LogWriter::number_of(const device::Event& event) {
-  if (event.is_null()) return 0;
+std::uint64_t LogWriter::number_of_known(const device::Event& event) {
   for (std::size_t i = 0; i < kNumEvents; ++i) {
     if (events_[(latest_ + kNumEvents - i) % kNumEvents] == event) return 2 + i;
   }

@@ -279,9 +279,10 @@ TEST_F(OperationLog, ACallThatEndsOtherwiseIsNamed) {
     LogRecord record;
     std::memcpy(&record, other.data() + at, sizeof record);
     if (record.kind == static_cast<std::uint8_t>(LoggedKind::kClose)) record.outcome = 4;
-    const std::size_t rest = 8 * (record.num_words + (record.num_answers + 7) / 8);
-    record.check =
-        check.add(record, std::as_bytes(std::span(other).subspan(at + sizeof record, rest)));
+    const std::size_t rest =
+        8 * ((record.counts >> kWordsShift) + ((record.counts & kMostAnswers) + 7) / 8);
+    record.check = check.add(LogCheck::first_word(record), LogCheck::word(&record, 8),
+                             std::as_bytes(std::span(other).subspan(at + sizeof record, rest)));
     std::memcpy(other.data() + at, &record, sizeof record);
     at += sizeof record + rest;
   }

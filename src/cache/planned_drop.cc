@@ -101,7 +101,8 @@ Result<std::optional<std::uint64_t>> CacheCore::plan_drop(SequenceState& sequenc
 }
 
 void CacheCore::drop(std::uint64_t plan) {
-  logged([&](LogWriter& log) { log.start(LoggedKind::kDrop, 0, plan); }, [&] { apply_drop(plan); });
+  logged([&](LogWriter& log) { log.start(LoggedKind::kDrop, 0, 0, plan); },
+         [&] { apply_drop(plan); });
 }
 
 // What nobody holds goes at once; what somebody holds stays.

@@ -260,23 +260,23 @@ void CacheCore::shrink(SequenceState& sequence, std::int64_t capacity) {
   }
 }
 
-bool CacheCore::resize_within_blocks(SequenceState& sequence,
-                                     std::optional<std::int64_t> new_capacity,
-                                     std::optional<std::int64_t> new_history) {
-  const std::int64_t capacity = new_capacity.value_or(sequence.capacity);
-  const std::int64_t history = new_history.value_or(sequence.history);
-  // What is not even possible is for resize() to refuse.
-  if (num_blocks(capacity) != num_blocks(sequence.capacity) ||
-      !check_lengths(sequence, capacity, history).has_value() ||
+bool CacheCore::resize_within_blocks(SequenceState& sequence, std::int64_t capacity,
+                                     std::int64_t history) {
+  // What is not even possible is for resize() to refuse; tables have an entry per block already.
+  if (sequence.status != SequenceStatus::kActive || sequence.is_damaged || sequence.is_finished ||
+      history < sequence.history || history > capacity ||
       !is_within_blocks(sequence, capacity, history)) {
     return false;
   }
-  const std::int64_t more = capacity - sequence.capacity;
-  const std::int64_t done = history - sequence.history;
   if (log_ != nullptr) {
-    if (static_cast<std::int32_t>(done) != done) return false;
-    log_->note_resize(sequence.number, static_cast<std::int32_t>(more),
-                      static_cast<std::int32_t>(done));
+    // Large steps are written down as every other call.
+    const std::int64_t more = capacity - sequence.capacity;
+    const std::int64_t done = history - sequence.history;
+    if (static_cast<std::int16_t>(more) != more || static_cast<std::uint16_t>(done) != done) {
+      return false;
+    }
+    log_->note_resize(sequence.number, static_cast<std::int16_t>(more),
+                      static_cast<std::uint16_t>(done));
   }
   sequence.may_be_ahead |= capacity > sequence.num_committed;
   sequence.capacity = capacity;

@@ -15,8 +15,6 @@
 
 namespace slackwater::cache {
 
-struct LogRecord;
-
 // Calls that an operation log knows. The numbers are those of the file.
 enum class LoggedKind : std::uint8_t {
   kOpen = 1,
@@ -42,6 +40,7 @@ enum class LoggedKind : std::uint8_t {
   kDrop = 21,
   kCommitStatistics = 22,
   kDiscardStatistics = 23,
+  kCommitOne = 24,  // of one token, not the last
 };
 
 // "create", "resume", ...
@@ -53,6 +52,8 @@ struct LoggedCall {
   std::uint64_t offset = 0;  // in the file
   LoggedKind kind = LoggedKind::kOpen;
   std::uint32_t subject = 0;              // of a sequence: how many were made before it
+  std::uint32_t value = 0;                // a part of what it was called with
+  std::uint8_t event = 0;                 // that a commit was given
   std::span<const std::uint64_t> words;   // what it was called with: operation_log.md
   std::span<const std::uint8_t> answers;  // what it learned of the world
   bool has_returned = false;
@@ -91,7 +92,6 @@ class LogReader {
  private:
   LogReader() = default;
   Result<void> read_header();
-  Result<std::optional<LoggedCall>> next_short(const LogRecord& record);
   Result<std::optional<LoggedCall>> end_of_log();
   tl::unexpected<Error> damaged(std::string_view what) const;
 
