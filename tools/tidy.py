@@ -307,6 +307,44 @@ def check_unregistered(files):
             yield file, 1, "no CMakeLists.txt names this file: it is neither built nor run"
 
 
+TEST_NAME = re.compile(r"\bTEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\)")
+# `Suite.Name`, or `.Name` of the suite before; `Name…` stands for all that begin so.
+CLAIMED_TEST = re.compile(r"`(\w*)\.([A-Z]\w+)(…?)`")
+STARRED_COUNTS = re.compile(r"Starred cases: (\d+)\. With a test: (\d+)\. "
+                            r"With a reason why there is none: (\d+)")
+
+
+def starred_counts(lines):
+    """(line, starred, those with a test, those with a reason) of a page of conformance."""
+    line, with_test, without = 1, 0, 0
+    for number, text in enumerate(lines, 1):
+        if STARRED_COUNTS.search(text):
+            line = number
+        cells = text.split(" | ")
+        if len(cells) > 1 and cells[1].startswith("none"):
+            without += cells[0].count("★")
+        elif len(cells) > 1:
+            with_test += cells[0].count("★")
+    return line, with_test + without, with_test, without
+
+
+@check("conformance", "docs/conformance.md names tests that exist, and counts its starred cases")
+def check_conformance(files):
+    tests = {match.groups() for file in cxx(files) for match in TEST_NAME.finditer(file.text)}
+    for file in (file for file in files if file.path == "docs/conformance.md"):
+        for number, text in enumerate(file.lines, 1):
+            suite = ""
+            for match in CLAIMED_TEST.finditer(text):
+                suite = match.group(1) or suite
+                if not any(name == match.group(2) or match.group(3) and
+                           name.startswith(match.group(2)) for of, name in tests if of == suite):
+                    yield file, number, f"there is no test {suite}.{match.group(2)}"
+        line, *counts = starred_counts(file.lines)
+        claimed = STARRED_COUNTS.search(file.text)
+        if claimed is None or [int(count) for count in claimed.groups()] != counts:
+            yield file, line, "it has {} starred cases, {} with a test, {} without".format(*counts)
+
+
 @check("kind-switch", "differences between kinds of layer groups live in cache/kinds only")
 def check_kind_switch(files):
     anywhere = r"\bis_(recurrent|sliding|sliding_window|full_attention)\w*"

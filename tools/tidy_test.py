@@ -35,7 +35,7 @@ CLEAN = {
     "cmake/SlackwaterOptions.cmake": "add_compile_options(-ffp-contract=off)\n",
     "src/storage/CMakeLists.txt": (
         "slackwater_room(storage SOURCES slots.cc)\n"
-        "slackwater_room_tests(storage SOURCES slots_test.cc)\n"),
+        "slackwater_room_tests(storage SOURCES slots_test.cc pool_test.cc)\n"),
     HEADER: header(HEADER, """\
 #include <memory>
 #include <vector>
@@ -118,6 +118,12 @@ auto low(V x, V y) { return hn::Min(x, y); }  // no NaN: both are integers
     "examples/embed.cc": '#include "slackwater/model/generate.h"\n',
     "tests/sim/sim_test.h": header("tests/sim/sim_test.h", '#include "storage/free_list.h"'),
     "src/cache/kinds/recurrent.cc": "bool f(bool is_recurrent) { if (is_recurrent) return 1; }\n",
+    "src/storage/pool_test.cc": "TEST(Pool, Grows) {}\nTEST_F(Pool, ShrinksAtOnce) {}\n",
+    "docs/conformance.md": (
+        "**Starred cases: 3. With a test: 2. With a reason why there is none: 1**\n\n"
+        "| theirs | ours | difference |\n|---|---|---|\n"
+        "| ★ grow, ★ shrink | `Pool.Grows`, `.Shrinks…` in `src/storage` | |\n"
+        "| ★ beams | none: `a.cc` | |\n"),
     "docs/page.md": "Prose may be as wide as it likes and speak of FIXME. " * 4 + "\n",
 }
 
@@ -187,6 +193,12 @@ struct S {
         {"src/storage/lost_fuzz.cc": "int a;\n"},
         {"src/storage/lost_bench.cc": "int a;\n",
          "src/storage/CMakeLists.txt": "# slots_test.cc, not: lost_bench.cc\nadd(slots_test.cc)\n"},
+    ],
+    "conformance": [
+        {"docs/conformance.md": CLEAN["docs/conformance.md"].replace(old, new)}
+        for old, new in (("Pool.Grows", "Pool.Grow"), ("`.Shrinks…`", "`.Shrinks`"),
+                         ("Pool.Grows", "Tank.Grows"), ("★ beams", "beams"),
+                         ("**Starred", "**Cases"))
     ],
     "kind-switch": [
         {"src/cache/a.cc": "void f() {\n  if (group.is_recurrent()) g();\n}\n"},

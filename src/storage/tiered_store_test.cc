@@ -11,6 +11,7 @@
 #include "slackwater/device/cpu_device.h"
 #include "slackwater/device/sim_device.h"
 #include "storage/tiered_store_test_support.h"
+#include "testing/padding_codec.h"
 
 namespace slackwater::storage {
 namespace {
@@ -112,30 +113,6 @@ TEST_F(TieredStoreTest, ACopyIsLostWithItsSource) {
   EXPECT_TRUE(t.survives(other));
   t.store->audit();
 }
-
-// Rounds every blob up, so that pages of different slots are blobs of one size, or gives pages of
-// equal slots blobs of different sizes.
-class PaddingCodec final : public ColdPageCodec {
- public:
-  explicit PaddingCodec(std::vector<std::int64_t> bytes) : bytes_(std::move(bytes)) {}
-
-  std::string_view name() const override { return "padding"; }
-  Result<std::int64_t> cold_page_bytes(LayerGroupId group, const SlotSizes&) override {
-    return bytes_.at(static_cast<std::size_t>(group.value()));
-  }
-  void encode(device::Stream& stream, LayerGroupId group, const PoolGroup& pools,
-              std::span<const ColdPair> pages) override {
-    plain_->encode(stream, group, pools, pages);
-  }
-  void decode(device::Stream& stream, LayerGroupId group, const PoolGroup& pools,
-              std::span<const ColdPair> pages) override {
-    plain_->decode(stream, group, pools, pages);
-  }
-
- private:
-  const std::vector<std::int64_t> bytes_;
-  const std::unique_ptr<ColdPageCodec> plain_ = make_concatenating_codec();
-};
 
 // kvcm_v2 7.1, cold_codec_merges_lifecycles_from_different_hot_pool_groups and
 // cold_codec_splits_lifecycles_from_one_hot_pool_group.

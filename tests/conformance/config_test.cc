@@ -199,6 +199,21 @@ KvCacheConfig pages_of_a_grain(std::vector<LayerKind> kinds, std::int64_t last =
   return at_floor(std::move(config));
 }
 
+// zero_upper_bound, single_feasible_block and batch_consumes_remaining_slots: a block of 32 tokens
+// is all the room there is.
+TEST(ClampMaxSeqLen, ASingleBlockIsAllThereIs) {
+  TestCache cache(pages_of_a_grain({kFull}));
+  ASSERT_EQ(slots(*cache.manager, 0), 1);
+  const auto clamp = [&](std::int64_t batch, std::int64_t bound) {
+    return cache.manager->clamp_max_seq_len(batch, bound);
+  };
+  EXPECT_EQ(clamp(1, 0), 0);
+  EXPECT_EQ(clamp(1, 32), 32);
+  EXPECT_EQ(clamp(1, 10'000), 32);
+  EXPECT_EQ(clamp(2, 32), 0);
+  EXPECT_EQ(clamp(2, 10'000), 0);
+}
+
 // sliding_window_reuses_slot: a window and full attention have 4 slots together, two as the floor
 // of each. The window needs one however long the sequence is, which leaves three blocks.
 TEST(ClampMaxSeqLen, AWindowUsesItsSlotAgain) {

@@ -67,6 +67,32 @@ TEST(Reuse, EndpointsKeepTheWindowOfTheEndOnly) {
   EXPECT_EQ(cache.reusable(numbers(0, 96)), 0);
 }
 
+// reuse_across_prefill_turns_keeps_only_window_minus_one: no scratch pages are needed for that. A
+// prompt that is computed in turns leaves what the window needs, 63 tokens, and all of it is found.
+TEST(Reuse, TurnsOfAPrefillLeaveTheWindowLessOne) {
+  for (const bool is_endpoints : {false, true}) {
+    KvCacheConfig config = test_config({SlidingWindow{64, 0}, kFull}, 32);
+    TestCache cache(is_endpoints ? endpoints(std::move(config)) : std::move(config));
+    const Tokens prompt = numbers(0, 127);
+    Sequence sequence = cache.create(prompt);
+    cache.resume(sequence);
+    for (const std::int64_t turn : {50, 100, 127}) cache.compute(sequence, numbers(0, turn));
+    const auto slots = sequence.slots(LayerGroupId(0));
+    EXPECT_EQ(slots[0], kNoSlot);
+    EXPECT_EQ(slots[1], kNoSlot);
+    EXPECT_NE(slots[2], kNoSlot);
+    EXPECT_NE(slots[3], kNoSlot);
+    sequence.close();
+    cache.manager->synchronize();
+    EXPECT_EQ(cache.reusable(prompt), 127);
+    Sequence next = cache.create(numbers(0, 140));
+    EXPECT_EQ(next.num_committed(), 127);
+    cache.resume(next);
+    cache.compute(next, numbers(0, 140));
+    EXPECT_EQ(cache.engine.mismatches(), 0);
+  }
+}
+
 // reuse_match_backoff_trims_the_tail_of_every_match.
 TEST(Reuse, ABackoffTrimsTheTailOfEveryMatch) {
   KvCacheConfig config = test_config({kFull}, 8);
@@ -351,13 +377,28 @@ class PartialCoverage : public testing::Test {
     const TierRoom room = cache.manager->room(storage::Tier::kDevice, LayerGroupId(0));
     return room.total - room.free;
   }
+  // How many tokens of a block of numbers(0, ...) each group's page covers; 0 where it has none. A
+  // longer block takes the place of a shorter one once it is written, and somebody looks.
+  std::pair<std::int64_t, std::int64_t> coverage(std::int64_t block) {
+    static_cast<void>(cache.create(numbers(0, (block + 1) * 32 + 1)));
+    const Tokens tokens = numbers(0, (block + 1) * 32);
+    const auto keys = block_keys({}, tokens, 32, cache.manager->token_digests());
+    std::int64_t ends[2] = {0, 0};
+    for (const CachedPage& page : cache.manager->cached_pages()) {
+      if (page.key != keys.back()) continue;
+      ends[page.group.value()] = page.end - block * 32;
+    }
+    return {ends[0], ends[1]};
+  }
   TestCache cache{endpoints(test_config({kFull, SlidingWindow{16, 0}}, 32))};
 };
 
-// rewind_endpoint_survives_longer_sibling_created_after.
+// rewind_endpoint_survives_longer_sibling_created_after: of the block where the first one ends,
+// full attention has 32 tokens, and the window 16.
 TEST_F(PartialCoverage, AnEndpointSurvivesALongerSibling) {
   turn(numbers(0, 80));
   turn(numbers(0, 160));
+  EXPECT_THAT(coverage(2), testing::Pair(32, 16));
   EXPECT_EQ(cache.reusable(numbers(0, 80)), 80);
   EXPECT_EQ(cache.reusable(numbers(0, 160)), 160);
 }
@@ -386,10 +427,15 @@ TEST_F(PartialCoverage, WhatIsCoveredInPartIsCorrect) {
 
 // page_coverage_only_grows: 16, then 24, and it stays 24.
 TEST_F(PartialCoverage, CoverageOnlyGrows) {
-  turn(numbers(0, 32 + 32));
-  for (const std::int64_t length : {32 + 16, 32 + 24, 32 + 20}) turn(numbers(0, length));
+  turn(numbers(0, 96));
+  turn(numbers(0, 32 + 16));
+  EXPECT_THAT(coverage(1), testing::Pair(32, 16));
+  turn(numbers(0, 32 + 24));
+  EXPECT_THAT(coverage(1), testing::Pair(32, 24));
+  turn(numbers(0, 32 + 20));
+  EXPECT_THAT(coverage(1), testing::Pair(32, 24));
   EXPECT_EQ(cache.reusable(numbers(0, 32 + 24)), 32 + 24);
-  EXPECT_EQ(cache.reusable(numbers(0, 32 + 32)), 32 + 32);
+  EXPECT_EQ(cache.reusable(numbers(0, 96)), 96);
 }
 
 // replaced_page_does_not_outlive_its_block: the wider page takes the place of the one that ends

@@ -88,29 +88,34 @@ TEST(IndexTable, ATableOfTheCallersIsFilledAndKeptUpToDate) {
 }
 
 // sol_mem_utilization: who is suspended uses nothing of the device that another one wants; a
-// sequence that fits exactly fits, with one token more it does not. Goes through the disk.
+// sequence of 704 tokens fits exactly, with one token more it does not. Goes through the disk.
 TEST(Memory, ASuspendedSequenceUsesNothingOfTheDevice) {
   const TemporaryDirectory directory;
-  // 16 blocks of 64 tokens on the device, 8 on the host, the rest on disk.
-  KvCacheConfig config = test_config({kFull}, 64, 16 * 512);
-  config.host_bytes = 8 * 512;
-  config.disk_bytes = 64 << 10;
+  // 11 blocks of 64 tokens on the device, 6 on the host, the rest on disk.
+  KvCacheConfig config = test_config({kFull}, 64, 11 * 4096);
+  config.layers[0].buffers[0].bytes = 4096;
+  config.host_bytes = 6 * 4096;
+  config.disk_bytes = 64 * 4096;
   config.disk.directory = directory.path();
-  config.disk.segment_bytes = 16 << 10;
+  config.disk.segment_bytes = 16 * 4096;
   TestCache cache(std::move(config));
-  Sequence first = cache.create(numbers(0, 16 * 64));
+  Sequence first = cache.create(numbers(0, 704));
   cache.resume(first);
-  cache.compute(first, numbers(0, 16 * 64));
-  EXPECT_EQ(first.resize(16 * 64 + 1).error().code(), ErrorCode::kResourceExhausted);
-  EXPECT_EQ(first.capacity(), 16 * 64);
+  cache.compute(first, numbers(0, 704));
+  EXPECT_EQ(first.resize(705).error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_EQ(first.capacity(), 704);
   ASSERT_TRUE(first.suspend().has_value());
-  Sequence second = cache.create(numbers(5000, 16 * 64));
+  Sequence second = cache.create(numbers(5000, 704));
   cache.resume(second);
-  cache.compute(second, numbers(5000, 16 * 64));
+  cache.compute(second, numbers(5000, 704));
   EXPECT_EQ(cache.manager->counters().pages_dropped, 0);
+  EXPECT_GT(cache.manager->statistics().groups[0].moved[0][2].pages +
+                cache.manager->statistics().groups[0].moved[1][2].pages,
+            0)
+      << "some of it is on the disk";
   ASSERT_TRUE(second.suspend().has_value());
   cache.resume(first);
-  cache.compute(first, numbers(0, 16 * 64));
+  cache.compute(first, numbers(0, 704));
   EXPECT_EQ(cache.engine.mismatches(), 0);
 }
 

@@ -85,6 +85,15 @@ TEST_F(Snapshots, EveryCommitLeavesOne) {
   EXPECT_EQ(cache.reusable(numbers(0, 128)), 128);
 }
 
+// Commits of 32 and 64 alone: whoever asks for more has the later one, for less the earlier one.
+TEST_F(Snapshots, TheLatestThatFitsIsTaken) {
+  TestCache cache(config());
+  commit_at(cache, numbers(0, 64), {32, 64});
+  EXPECT_EQ(cache.reusable(numbers(0, 32)), 32);
+  EXPECT_EQ(cache.reusable(numbers(0, 48)), 32);
+  EXPECT_EQ(cache.reusable(numbers(0, 96)), 64);
+}
+
 // ssm_reuse_data_integrity.
 TEST_F(Snapshots, WhatIsTakenFromOneIsRight) {
   TestCache cache(config());
@@ -198,6 +207,8 @@ TEST_F(Snapshots, AForkInTheBlockTakesTheLastOneBeforeIt) {
   EXPECT_EQ(cache.manager->probe_reuse({}, fork(15)).reused, 10);
   EXPECT_EQ(cache.manager->probe_reuse({}, fork(9)).reused, 0);
   EXPECT_EQ(cache.manager->probe_reuse({}, fork(20)).reused, 20);
+  EXPECT_EQ(cache.manager->probe_reuse({}, fork(25)).reused, 20);
+  EXPECT_EQ(cache.reusable(numbers(0, 32)), 20);
   commit_at(cache, numbers(0, 32), {32});
   EXPECT_EQ(cache.reusable(numbers(0, 32)), 32);
   EXPECT_EQ(cache.reusable(numbers(0, 31)), 20);

@@ -1,6 +1,7 @@
 // What is counted: the values that the statistics of TensorRT-LLM's KV cache manager V2 have in its
 // own tests.
 
+#include <memory>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "cache/statistics_test_support.h"
+#include "testing/padding_codec.h"
 #include "testing/temporary_directory.h"
 
 namespace slackwater::cache {
@@ -132,6 +134,42 @@ TEST_F(Behaviour, WhatIsTakenBackReportsNothing) {
   EXPECT_EQ(use_of(cache_).pages_generated, 0);
 }
 
+// A beginning whose tokens come from elsewhere (disagg-init): all of it counts as computed, and its
+// owner gives up before anything arrives.
+TEST_F(Behaviour, ABeginningFromElsewhereThatIsGivenUpReportsNothing) {
+  Sequence sequence = create_with(cache_, {}, prompt_of(8));
+  cache_.resume(sequence);
+  ASSERT_TRUE(sequence.resize(8, 8).has_value());
+  EXPECT_EQ(sequence.pending_statistics().groups[0].pages_allocated, 2);
+  sequence.discard_statistics();
+  EXPECT_EQ(sequence.pending_statistics().groups[0], GroupUse());
+  sequence.close();
+  EXPECT_EQ(use_of(cache_), GroupUse());
+}
+
+// Chunks that commit at once, whatever becomes reusable of them: each counts its own blocks.
+TEST(BehaviourOfPolicies, ChunksCountTheirOwnBlocks) {
+  for (const CommitPolicy policy : {CommitPolicy::kEveryBlock, CommitPolicy::kEndpointsOnly}) {
+    KvCacheConfig config = test_config({kFull}, 4);
+    config.commit_policy = policy;
+    TestCache cache(std::move(config));
+    Sequence sequence = create_with(cache, numbers(0, 12), prompt_of(12));
+    cache.resume(sequence);
+    std::int64_t blocks = 0;
+    for (const std::int64_t end : {4, 12}) {
+      cache.compute(sequence, numbers(0, end));
+      const GroupUse pending = sequence.pending_statistics().groups[0];
+      EXPECT_EQ(pending.pages_allocated, end / 4 - blocks);
+      EXPECT_EQ(pending.pages_missed, end / 4 - blocks);
+      sequence.commit_statistics();
+      blocks = end / 4;
+      EXPECT_EQ(use_of(cache).pages_allocated, blocks);
+    }
+    EXPECT_EQ(use_of(cache).pages_generated, 0);
+    EXPECT_EQ(use_of(cache).copied, PageFlow()) << "they end where blocks do";
+  }
+}
+
 // A chunk that waits for its turn is asked for again, and counts once.
 TEST_F(Behaviour, AChunkThatWaitedCountsOnce) {
   Sequence sequence = create_with(cache_, numbers(0, 16), prompt_of(16));
@@ -228,8 +266,8 @@ TEST_F(Lives, SnapshotsThatAreDroppedAreCounted) {
   EXPECT_EQ(statistics.groups[1].dropped.pages + 3, cache.manager->counters().pages_dropped);
 }
 
-// The counts of cold_codec_merges_lifecycles and cold_codec_splits_lifecycles, and cold-byte stats
-// of the C++ unit tests: what moves weighs what its blob weighs, whoever shares the slots.
+// Cold-byte stats of the C++ unit tests: what moves weighs what its blob weighs, whoever shares the
+// slots.
 TEST(ColdBytes, AreThoseOfTheBlobsOfEachGroup) {
   for (const bool is_split : {false, true}) {
     KvCacheConfig config = test_config({kFull, SlidingWindow{100, 0}}, 4, 120 << 10);
@@ -258,6 +296,86 @@ TEST(ColdBytes, AreThoseOfTheBlobsOfEachGroup) {
                 6)
           << "whoever leaves the slots that they share";
     }
+  }
+}
+
+// cold_codec_merges_lifecycles_from_different_hot_pool_groups and
+// cold_codec_splits_lifecycles_from_one_hot_pool_group, with KiB for MiB. Of 12 tokens every page
+// leaves the device, also those that the windows have left behind, and only those come back that
+// are needed.
+class CodecGroups : public testing::Test {
+ protected:
+  static constexpr std::int64_t kKiB = 1024;
+
+  // A sleeper of 12 tokens is crowded out and comes back.
+  static CacheStatistics out_and_back(TestCache& cache) {
+    Sequence sleeper = cache.create({});
+    cache.resume(sleeper);
+    cache.compute(sleeper, numbers(0, 12));
+    EXPECT_TRUE(sleeper.suspend().has_value());
+    crowd_out(cache, 12);
+    cache.resume(sleeper);
+    cache.engine.step(sleeper, numbers(0, 12), 12);
+    EXPECT_EQ(cache.engine.stream().synchronize(), device::EventStatus::kSucceeded);
+    EXPECT_EQ(cache.engine.mismatches(), 0);
+    return cache.manager->statistics();
+  }
+  static std::int32_t num_slots(const TestCache& cache, Tier tier, std::int32_t group) {
+    return cache.manager->room(tier, LayerGroupId(group)).total;
+  }
+  static std::size_t pool_of(const TestCache& cache, Tier tier, std::int32_t group) {
+    for (const PoolView& pool : cache.manager->view().pools) {
+      if (pool.tier != tier) continue;
+      for (const LayerGroupId member : pool.groups) {
+        if (member == LayerGroupId(group)) return pool.pool;
+      }
+    }
+    ADD_FAILURE() << "group " << group << " has no pool";
+    return 0;
+  }
+};
+
+TEST_F(CodecGroups, FromTwoPoolsOfTheDeviceShareOneOffIt) {
+  KvCacheConfig config = test_config({kFull, SlidingWindow{4, 0}, SlidingWindow{8, 0}}, 4);
+  const std::int64_t bytes[] = {4 * kKiB, 2 * kKiB, 2 * kKiB};
+  for (std::size_t i = 0; i < 3; ++i) config.layers[i].buffers[0].bytes = bytes[i];
+  config.device_bytes = 24 * kKiB;
+  config.initial_pool_ratio = {0.5, 0.25, 0.25};
+  config.host_bytes = 256 * kKiB;
+  config.codec = std::make_shared<storage::PaddingCodec>(std::vector{4 * kKiB, 4 * kKiB, 2 * kKiB});
+  TestCache cache(std::move(config));
+  ASSERT_EQ(num_slots(cache, Tier::kDevice, 0), 3);
+  ASSERT_EQ(num_slots(cache, Tier::kDevice, 1), 6);
+  EXPECT_NE(pool_of(cache, Tier::kDevice, 0), pool_of(cache, Tier::kDevice, 1));
+  EXPECT_EQ(pool_of(cache, Tier::kDevice, 1), pool_of(cache, Tier::kDevice, 2));
+  EXPECT_EQ(pool_of(cache, Tier::kHost, 0), pool_of(cache, Tier::kHost, 1));
+  EXPECT_NE(pool_of(cache, Tier::kHost, 1), pool_of(cache, Tier::kHost, 2));
+  const CacheStatistics statistics = out_and_back(cache);
+  const std::int64_t blobs[] = {4 * kKiB, 4 * kKiB, 2 * kKiB};
+  const std::int64_t back[] = {3, 1, 2};
+  for (std::size_t g = 0; g < 3; ++g) {
+    EXPECT_EQ(statistics.groups[g].moved[0][1], (PageFlow{3, 3 * blobs[g]})) << "group " << g;
+    EXPECT_EQ(statistics.groups[g].moved[1][0], (PageFlow{back[g], back[g] * blobs[g]}));
+  }
+}
+
+TEST_F(CodecGroups, FromOnePoolOfTheDeviceHaveTwoOffIt) {
+  KvCacheConfig config = test_config({kFull, SlidingWindow{8, 0}}, 4);
+  for (LayerConfig& layer : config.layers) layer.buffers[0].bytes = 2 * kKiB;
+  config.device_bytes = 12 * kKiB;
+  config.initial_pool_ratio = {0.5, 0.5};  // of the host too
+  config.host_bytes = 256 * kKiB;
+  config.codec = std::make_shared<storage::PaddingCodec>(std::vector{2 * kKiB, 4 * kKiB});
+  TestCache cache(std::move(config));
+  ASSERT_EQ(num_slots(cache, Tier::kDevice, 0), 6);
+  EXPECT_EQ(pool_of(cache, Tier::kDevice, 0), pool_of(cache, Tier::kDevice, 1));
+  EXPECT_NE(pool_of(cache, Tier::kHost, 0), pool_of(cache, Tier::kHost, 1));
+  const CacheStatistics statistics = out_and_back(cache);
+  const std::int64_t blobs[] = {2 * kKiB, 4 * kKiB};
+  const std::int64_t back[] = {3, 2};
+  for (std::size_t g = 0; g < 2; ++g) {
+    EXPECT_EQ(statistics.groups[g].moved[0][1], (PageFlow{3, 3 * blobs[g]})) << "group " << g;
+    EXPECT_EQ(statistics.groups[g].moved[1][0], (PageFlow{back[g], back[g] * blobs[g]}));
   }
 }
 

@@ -42,11 +42,11 @@ struct CacheCounters {
 using PagesByTier = std::array<std::int32_t, storage::kNumTiers>;
 
 struct GroupView {
-  std::string name;  // "target: full attention"
-  bool has_block_pages = true;
-  bool needs_every_block = true;
-  std::int64_t page_bytes = 0;  // on the device
-  std::int64_t blob_bytes = 0;  // off it
+  std::string name;               // "target: full attention"
+  bool has_block_pages = true;    // not of recurrent layers, which have a state and snapshots
+  bool needs_every_block = true;  // of full attention only
+  std::int64_t page_bytes = 0;    // on the device
+  std::int64_t blob_bytes = 0;    // off it
   friend bool operator==(const GroupView&, const GroupView&) = default;
 };
 

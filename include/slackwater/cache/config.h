@@ -59,20 +59,24 @@ enum class CommitPolicy : std::uint8_t {
   kEndpointsOnly,
 };
 
-// When and how the shares of layer groups follow the load.
+// When and how the shares of layer groups follow the load (KvCacheManager::adjust). Sequences that
+// never had room, and dummies, do not count.
 struct RebalanceOptions {
-  std::int64_t min_samples = 2000;     // sequences that must have ended
-  std::int64_t update_interval = 100;  // ends between two looks at what the shares should be
-  Nanoseconds cooldown = std::chrono::seconds(120);  // between two changes
-  double threshold = 1.25;                           // by what factor a share may be off
-  double decay = 0.9999;                             // of the moving averages, per sequence
+  std::int64_t min_samples = 2000;     // sequences that must have ended, since the start; >= 0
+  std::int64_t update_interval = 100;  // ends between two looks at what the shares should be; >= 1
+  Nanoseconds cooldown = std::chrono::seconds(120);  // between two changes; >= 0
+  double threshold = 1.25;  // by what factor the slots of a pool group may be off; > 1
+  double decay = 0.9999;    // of the moving averages, per sequence; in (0, 1)
 };
 
 // Where a manager writes down what it is asked, so that it can be done again offline (LogReplay).
 struct OperationLogOptions {
-  std::filesystem::path path;        // a file that is not there yet; empty: no log
-  std::int64_t max_bytes = 1 << 30;  // at which the log ends; the manager goes on
-  // Told once, when the log has ended before the manager. Empty: nobody.
+  std::filesystem::path path;  // a file that is not there yet; empty: no log
+  // At which the log ends, in whole MiB; the manager goes on. So many addresses are taken at once,
+  // and the disk as the log grows.
+  std::int64_t max_bytes = 1 << 30;
+  // Told once, when the log has ended before the manager; within a call, so it calls nothing of the
+  // cache. Empty: nobody.
   std::function<void(std::string_view)> warn;
 };
 

@@ -33,8 +33,9 @@ namespace slackwater::cache {
 // Ownership: owns tiers, tree and sequences; the device and the streams passed in outlive it.
 // Threads: queries from any number of threads beside one that changes something; calls that change
 // something take turns.
-// Errors: create() as validate() and the tiers. kFailedPrecondition with the number of open
-// sequences where all must be closed.
+// Errors: create() as validate(), the tiers and the file of an operation log: kFailedPrecondition
+// where one is there already, kUnavailable where it cannot be made; a log of what was not made is
+// taken away again. kFailedPrecondition with the number of open sequences where all must be closed.
 class KvCacheManager {
  public:
   static Result<std::unique_ptr<KvCacheManager>> create(device::Device& device,
@@ -103,10 +104,13 @@ class KvCacheManager {
   // the first. kNotFound where there is no such buffer here.
   Result<PageTable> page_table(std::int32_t layer, std::string_view role) const;
 
-  TierRoom room(storage::Tier tier, LayerGroupId group) const;  // CHECK: the group exists
+  // Zeros for a tier that is not there. CHECK: the group exists.
+  TierRoom room(storage::Tier tier, LayerGroupId group) const;
   CacheCounters counters() const;
-  // Since the start; and since the last time it was taken, from then on anew.
+  // What has happened since the start, as far as it is committed; all zeros where
+  // KvCacheConfig::enable_statistics is off.
   CacheStatistics statistics() const;
+  // The same since the last time it was taken, or the start; statistics() goes on as it was.
   CacheStatistics take_statistics();
   // All there is to see, and the same in lines for people. O(everything). While no sequence is used
   // by another thread.
@@ -120,7 +124,8 @@ class KvCacheManager {
   std::int64_t clamp_max_seq_len(std::int64_t batch_size, std::int64_t upper_bound) const;
 
   // What has happened to the pages kept for reuse since the last call, in order; keys are made
-  // here. The first call begins with kCreated. Nothing where KvCacheConfig::max_events is 0.
+  // here, while others go on. The first call begins with kCreated. Nothing where
+  // KvCacheConfig::max_events is 0.
   DrainedEvents drain_events();
   // All of these pages, blocks before those that follow them. O(everything): for audits and tools.
   std::vector<CachedPage> cached_pages() const;

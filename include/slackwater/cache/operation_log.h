@@ -57,7 +57,7 @@ struct LoggedCall {
   std::span<const std::uint64_t> words;   // what it was called with: operation_log.md
   std::span<const std::uint8_t> answers;  // what it learned of the world
   bool has_returned = false;
-  std::optional<ErrorCode> refusal;
+  std::optional<ErrorCode> refusal;  // nothing where it succeeded, or has not returned
 
   // "call 12, a commit of sequence 3 at offset 4096".
   std::string describe() const;

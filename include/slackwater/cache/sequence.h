@@ -33,11 +33,13 @@ struct SequenceOptions {
   std::span<const TokenId> tokens;  // the prompt; its last token is always left to compute
   RequestId request;                // whose private pages these are
   PriorityCallback priority;        // empty: kDefaultPriority
-  // Padding or warm-up: counts in no statistics and no averages.
+  // Padding or warm-up: counts in no averages, and in no statistics but for what moves or leaves
+  // because of it.
   bool is_dummy = false;
   // It comes back after it was given up: what it finds is no hit, and is counted apart.
   bool is_recompute = false;
-  // From where on pages count as generated, in tokens; 0: all is prompt.
+  // From what history on new pages count as generated, in tokens; 0: all is prompt. For statistics
+  // only.
   std::int64_t expected_prompt_length = 0;
 };
 
@@ -85,7 +87,9 @@ class Sequence {
   // returned says whether they all arrived: when it fails, what was computed since is worth
   // nothing, and commit() says kDataLoss. Refused while too much of the device is locked.
   Result<device::Event> resume(device::Stream& stream);
-  // Lets the device go, after what is queued on the stream.
+  // Lets the device go, after what is queued on the stream: its pages stay where they are until
+  // others want the room. Snapshots that are not published yet are given up. Never refused for want
+  // of room.
   Result<void> suspend();
   // Ahead of a resume: the pages that it will need and that lie colder than `tier` come there, all
   // or none; warmer ones stay. Who makes room goes to colder tiers, or is dropped where nobody
@@ -102,7 +106,7 @@ class Sequence {
 
   // New pages for `capacity` tokens, of which `history` are computed; both only what is given.
   // Shrinking gives pages back, down to what is computed or committed. kFailedPrecondition after a
-  // commit with is_end.
+  // commit with is_end; kInvalidArgument also where a table of the caller's has too few entries.
   Result<void> resize(std::optional<std::int64_t> capacity,
                       std::optional<std::int64_t> history = std::nullopt);
 
@@ -111,9 +115,10 @@ class Sequence {
   // the states are taken to be of the end. kDataLoss where options.written has failed, and ever
   // after where there are recurrent layers: nobody knows their states then.
   Result<void> commit(std::span<const TokenId> tokens, const CommitOptions& options = {});
-  // Nothing more will be committed: pages kept for that only are let go, and so are snapshots that
-  // are reserved. The block at the end, as far as it is committed, becomes reusable when the
-  // sequence is closed: its page may still be written to, past that. Again: nothing.
+  // In any state but closed. Nothing more will be committed: pages kept for that only are let go,
+  // and so are snapshots that are reserved. The block at the end, as far as it is committed,
+  // becomes reusable when the sequence is closed: its page may still be written to, past that.
+  // Again: nothing.
   Result<void> stop_committing();
 
   // Names the pages that only somebody who goes on from exactly the committed end will need: of
@@ -131,7 +136,7 @@ class Sequence {
   Result<void> reserve_snapshot(std::int64_t position);
   // Its slot; nothing where none is reserved.
   std::optional<SlotId> snapshot_slot(LayerGroupId group, std::int64_t position) const;
-  // Gives it back, when the step did not write it.
+  // Gives it back, when the step did not write it. Nothing where none is reserved.
   void cancel_snapshot(std::int64_t position);
 
   // CHECK, here and above: the layer group exists.
@@ -140,14 +145,15 @@ class Sequence {
   std::span<const SlotId> slots(LayerGroupId group) const;
   // The caller's own table, kept up to date, which must have room for every block; entries past
   // the blocks, and all while suspended, are kNoSlot. It stays there until the sequence is closed
-  // or another one is set. Empty: none.
+  // or another one is set. Empty: none. kOutOfRange where there is no such group, kInvalidArgument
+  // where it has too few entries: the one before stays then.
   Result<void> set_index_table(LayerGroupId group, std::span<SlotId> table);
 
   // What it has done counts in the statistics of the cache from now on; before that, and when it is
   // closed, it can be forgotten. Once it is closed: nothing.
   void commit_statistics();
   void discard_statistics();
-  RequestStatistics pending_statistics() const;
+  RequestStatistics pending_statistics() const;  // without groups once it is closed
   // Of what was found when it was made, the tokens that lay on a tier; 0 where nothing is counted.
   std::int64_t cached_tokens(storage::Tier tier) const;
 

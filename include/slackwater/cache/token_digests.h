@@ -44,7 +44,8 @@ class TokenDigests {
   using Listener = std::function<void(TokenId, const Sha256Digest&)>;
   void tell(Listener listener) { listener_ = std::move(listener); }
   // The token that a digest had in another process, with a reference: so that what that one did
-  // can be done again. CHECK: the token stands for a digest.
+  // can be done again. One that stands for another digest still did not there any more, and stands
+  // for this one now. CHECK: it is a digest token.
   void recall(TokenId token, const Sha256Digest& digest);
 
   Sha256Digest digest(TokenId token) const;
