@@ -12,6 +12,7 @@ namespace slackwater::cache {
 namespace {
 
 constexpr std::int32_t kMaxTokensPerBlock = 1 << 16;
+constexpr std::int64_t kLeastLogBytes = 1 << 20;
 constexpr double kRatioSumTolerance = 1e-6;
 // Far beyond any model and any machine, and far from where sums and products overflow.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
@@ -232,6 +233,13 @@ Result<void> check_ratio(const KvCacheConfig& config, std::size_t num_groups) {
   return {};
 }
 
+Result<void> check_log(const OperationLogOptions& log) {
+  if (log.path.empty() || log.max_bytes >= kLeastLogBytes) return {};
+  return make_error(ErrorCode::kInvalidArgument,
+                    "an operation log of at most {} bytes; give it {} or more", log.max_bytes,
+                    kLeastLogBytes);
+}
+
 Result<void> check_quota(const char* tier, std::int64_t quota, std::int64_t least) {
   if (quota >= least) return {};
   return make_error(ErrorCode::kInvalidArgument,
@@ -253,6 +261,7 @@ Result<void> validate(const KvCacheConfig& config) {
   SLACKWATER_RETURN_IF_ERROR(check_tiers(config));
   SLACKWATER_RETURN_IF_ERROR(check_reuse(config));
   SLACKWATER_RETURN_IF_ERROR(check_rebalance(config.rebalance));
+  SLACKWATER_RETURN_IF_ERROR(check_log(config.operation_log));
   SLACKWATER_RETURN_IF_ERROR(check_events(config));
   for (const BatchDesc& batch : config.constraints) {
     SLACKWATER_RETURN_IF_ERROR(check_batch(batch, "a constraint"));

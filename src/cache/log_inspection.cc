@@ -56,6 +56,10 @@ std::string heading(const LogReplay& replay) {
   return text + "\n";
 }
 
+std::string describe_cache(const CacheView& view) {
+  return describe(view) + "\n" + describe_tree(view.tree);
+}
+
 }  // namespace
 
 Result<std::string> inspect_log(const std::filesystem::path& path,
@@ -66,8 +70,8 @@ Result<std::string> inspect_log(const std::filesystem::path& path,
   std::optional<MatchExplanation> explanation;
   if (options.prompt.has_value()) explanation = history.explain(options.scope, *options.prompt);
   if (!options.is_json) {
-    return heading(*replay) +
-           (explanation.has_value() ? describe(*explanation) : replay->manager().describe());
+    return heading(*replay) + (explanation.has_value() ? describe(*explanation)
+                                                       : describe_cache(replay->manager().view()));
   }
   nlohmann::json out;
   out["num_calls"] = replay->num_calls();

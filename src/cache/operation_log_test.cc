@@ -231,6 +231,15 @@ TEST_F(OperationLog, NoFileAndAFileThatIsThere) {
             ErrorCode::kUnavailable);
 }
 
+TEST_F(OperationLog, HasALeastSize) {
+  KvCacheConfig wanted = config();
+  wanted.operation_log.max_bytes = -1;
+  const Result<void> valid = validate(wanted);
+  ASSERT_FALSE(valid.has_value());
+  EXPECT_EQ(valid.error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(valid.error().text(), HasSubstr("at most -1 bytes; give it 1048576 or more"));
+}
+
 // A manager that cannot be made leaves no log behind.
 TEST_F(OperationLog, GoesWithAManagerThatCouldNotBeMade) {
   device::CpuDeviceOptions small;

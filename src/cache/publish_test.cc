@@ -29,6 +29,19 @@ void commit(Sequence& sequence, const Tokens& tokens, const device::Event& writt
   ASSERT_TRUE(committed.has_value()) << committed.error().text();
 }
 
+// A resize that is refused leaves no room past the end, so the state is still that of the end.
+TEST(Publish, ARefusedResizeKeepsTheStateThatOfTheEnd) {
+  TestCache cache(test_config({kFull, kState}, 32));
+  Sequence sequence = cache.create(numbers(0, 64));
+  cache.resume(sequence);
+  cache.compute(sequence, numbers(0, 40));
+  ASSERT_FALSE(sequence.resize(100'000'000).has_value());
+  ASSERT_EQ(sequence.capacity(), 40);
+  sequence.close();
+  cache.manager->synchronize();
+  EXPECT_EQ(cache.reusable(numbers(0, 40)), 40);
+}
+
 // An end that others can use stays beside a longer block until that one is written, and goes then.
 TEST(Publish, AnEndStaysUntilTheLongerBlockIsWritten) {
   for (const bool succeeds : {false, true}) {

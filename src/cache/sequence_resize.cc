@@ -290,12 +290,12 @@ Result<void> CacheCore::resize(SequenceState& sequence, std::optional<std::int64
   const std::int64_t capacity = new_capacity.value_or(sequence.capacity);
   const std::int64_t history = new_history.value_or(sequence.history);
   SLACKWATER_RETURN_IF_ERROR(check_lengths(sequence, capacity, history));
-  sequence.may_be_ahead |= capacity > sequence.num_committed;
   const WriteLock lock(mutex_);
   const bool is_shrinking =
       history == sequence.history && num_blocks(capacity) <= num_blocks(sequence.capacity);
   if (!is_shrinking) SLACKWATER_RETURN_IF_ERROR(grow(sequence, capacity, history));
   shrink(sequence, capacity);
+  sequence.may_be_ahead |= capacity > sequence.num_committed;
   sequence.capacity = capacity;
   sequence.history = history;
   sequence.lengths.add(capacity, history);

@@ -156,6 +156,10 @@ struct CacheView {
 
 // Lines for people, one fact each.
 std::string describe(const CacheView& view);
+// The tree, a line per node below that of its parent: its blocks, its first tokens, who is on its
+// path, and for each layer group where its pages lie, block by block (d: device, h: host, k: disk,
+// -: nowhere; in capitals what may not leave), or its snapshots by position.
+std::string describe_tree(const TreeView& tree);
 
 }  // namespace slackwater::cache
 
