@@ -30,12 +30,13 @@ class ReplayArena final : public device::Arena {
   std::size_t reserved_bytes() const override { return reserved_; }
   std::size_t committed_bytes() const override { return committed_; }
   std::size_t grain_bytes() const override { return grain_; }
-  Result<void> resize(std::size_t bytes) override {
+
+ private:
+  Result<void> resize_now(std::size_t bytes, device::Handover*) override {
     committed_ = round_up(bytes, grain_);
     return {};
   }
 
- private:
   void* const mapping_;
   const std::size_t mapping_bytes_;
   std::byte* const base_;

@@ -27,6 +27,7 @@ class ReplayDevice final : public device::Device {
   std::string_view name() const override { return "replay"; }
   Result<std::unique_ptr<device::Arena>> reserve_arena(device::MemoryKind kind, std::size_t bytes,
                                                        std::size_t grain_bytes) override;
+  std::unique_ptr<device::Handover> make_handover(device::MemoryKind) override { return nullptr; }
   Result<std::unique_ptr<device::Stream>> make_stream(std::string name) override;
   device::EventSource make_event(std::string waker) override;
   void set_budget(device::MemoryKind, std::size_t) override {}

@@ -1,11 +1,22 @@
 #include "slackwater/device/arena.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
 
 #include <gtest/gtest.h>
 
@@ -117,6 +128,169 @@ TEST_F(ArenaTest, KindsHaveBudgetsOfTheirOwn) {
   EXPECT_EQ(device_->usage(MemoryKind::kPinnedHost).budget_bytes, kGrain);
 }
 
+// What the last grains of one arena held is found in another one: no copy, and nothing cleared.
+TEST_F(ArenaTest, MemoryGoesFromOneArenaToAnother) {
+  const auto loser = reserve(8 * kGrain);
+  const auto gainer = reserve(8 * kGrain);
+  ASSERT_TRUE(loser->resize(8 * kGrain).has_value());
+  ASSERT_TRUE(gainer->resize(2 * kGrain).has_value());
+  std::memset(loser->base(), 7, 8 * kGrain);
+  std::memset(gainer->base(), 8, 2 * kGrain);
+  auto handover = device_->make_handover(MemoryKind::kDevice);
+  ASSERT_TRUE(loser->resize(3 * kGrain, handover.get()).has_value());
+  EXPECT_EQ(handover->kept_bytes(), 5 * kGrain);
+  EXPECT_EQ(committed(), 10 * kGrain) << "what is kept is not free";
+  ASSERT_TRUE(gainer->resize(6 * kGrain, handover.get()).has_value());
+  EXPECT_EQ(handover->kept_bytes(), kGrain);
+  EXPECT_EQ(committed(), 10 * kGrain);
+  EXPECT_EQ(gainer->committed_bytes(), 6 * kGrain);
+  EXPECT_TRUE(all_are(loser->base(), 3 * kGrain, 7));
+  EXPECT_TRUE(all_are(gainer->base(), 2 * kGrain, 8));
+  EXPECT_TRUE(all_are(gainer->base() + 2 * kGrain, 4 * kGrain, 7)) << "left over, not cleared";
+  handover.reset();
+  EXPECT_EQ(committed(), 9 * kGrain) << "what nobody took";
+  ASSERT_TRUE(loser->resize(4 * kGrain).has_value());
+  EXPECT_TRUE(all_are(loser->base() + 3 * kGrain, kGrain, 0)) << "without a handover it is fresh";
+}
+
+// Grains of several origins are areas of their own for the system, which moves one at a time.
+TEST_F(ArenaTest, HandsOnWhatItWasHanded) {
+  std::vector<std::unique_ptr<Arena>> arenas;
+  for (int i = 0; i < 3; ++i) arenas.push_back(reserve(16 * kGrain));
+  std::vector<int> contents[3];  // [arenas][grains]
+  int next = 1;
+  const auto resize = [&](std::size_t a, std::size_t grains, Handover* handover) {
+    ASSERT_TRUE(arenas[a]->resize(grains * kGrain, handover).has_value());
+    for (std::size_t g = 0; g < std::min(grains, contents[a].size()); ++g) {
+      ASSERT_TRUE(all_are(arenas[a]->base() + g * kGrain, kGrain, contents[a][g])) << a << ' ' << g;
+    }
+    for (std::size_t g = contents[a].size(); g < grains; ++g) {
+      std::memset(arenas[a]->base() + g * kGrain, next, kGrain);
+      contents[a].push_back(next++);
+    }
+    contents[a].resize(grains);
+    next %= 200;
+  };
+  for (std::size_t a = 0; a < 3; ++a) resize(a, 5, nullptr);
+  for (std::size_t round = 0; round < 100; ++round) {
+    const auto handover = device_->make_handover(MemoryKind::kDevice);
+    const std::size_t loser = round % 3;
+    const std::size_t gainer = (round + 1 + round / 3 % 2) % 3;
+    const std::size_t left = contents[loser].size() * (round % 5) / 7;
+    const std::size_t moved = contents[loser].size() - left;
+    resize(loser, left, handover.get());
+    ASSERT_EQ(handover->kept_bytes(), moved * kGrain) << "round " << round;
+    resize(gainer, contents[gainer].size() + moved, handover.get());
+    ASSERT_EQ(handover->kept_bytes(), 0u);
+    ASSERT_EQ(committed(), 15 * kGrain);
+  }
+}
+
+TEST_F(ArenaTest, AGainerTakesWhatIsKeptAndTheRestFromTheSystem) {
+  const auto loser = reserve(16 * kGrain);
+  const auto gainer = reserve(16 * kGrain);
+  ASSERT_TRUE(loser->resize(12 * kGrain).has_value());
+  std::memset(loser->base(), 7, 12 * kGrain);
+  const auto handover = device_->make_handover(MemoryKind::kDevice);
+  ASSERT_TRUE(loser->resize(10 * kGrain, handover.get()).has_value());
+  ASSERT_TRUE(gainer->resize(6 * kGrain, handover.get()).has_value()) << "16 of 16 grains";
+  EXPECT_TRUE(all_are(gainer->base(), 2 * kGrain, 7));
+  EXPECT_TRUE(all_are(gainer->base() + 2 * kGrain, 4 * kGrain, 0));
+  EXPECT_EQ(committed(), 16 * kGrain);
+}
+
+TEST_F(ArenaTest, ARefusedGrowthLeavesWhatWasKept) {
+  const auto loser = reserve(16 * kGrain);
+  const auto gainer = reserve(16 * kGrain);
+  ASSERT_TRUE(loser->resize(12 * kGrain).has_value());
+  ASSERT_TRUE(gainer->resize(kGrain).has_value());
+  std::memset(loser->base(), 7, 12 * kGrain);
+  std::memset(gainer->base(), 8, kGrain);
+  const auto handover = device_->make_handover(MemoryKind::kDevice);
+  ASSERT_TRUE(loser->resize(8 * kGrain, handover.get()).has_value());
+  const auto refused = gainer->resize(9 * kGrain, handover.get());
+  ASSERT_FALSE(refused.has_value()) << "8 grains, 4 are kept, 3 of the budget are left";
+  EXPECT_EQ(refused.error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_EQ(gainer->committed_bytes(), kGrain);
+  EXPECT_EQ(handover->kept_bytes(), 4 * kGrain);
+  EXPECT_EQ(committed(), 13 * kGrain);
+  EXPECT_TRUE(all_are(loser->base(), 8 * kGrain, 7));
+  EXPECT_TRUE(all_are(gainer->base(), kGrain, 8));
+  ASSERT_TRUE(loser->resize(12 * kGrain, handover.get()).has_value()) << "back where it was";
+  EXPECT_EQ(handover->kept_bytes(), 0u);
+  EXPECT_TRUE(all_are(loser->base(), 12 * kGrain, 7));
+}
+
+TEST_F(ArenaTest, AnArenaMayGoBeforeWhatItLeft) {
+  const auto handover = device_->make_handover(MemoryKind::kDevice);
+  {
+    const auto loser = reserve(4 * kGrain);
+    ASSERT_TRUE(loser->resize(4 * kGrain).has_value());
+    std::memset(loser->base(), 7, 4 * kGrain);
+    ASSERT_TRUE(loser->resize(kGrain, handover.get()).has_value());
+  }
+  EXPECT_EQ(committed(), 3 * kGrain);
+  const auto gainer = reserve(4 * kGrain);
+  ASSERT_TRUE(gainer->resize(3 * kGrain, handover.get()).has_value());
+  EXPECT_TRUE(all_are(gainer->base(), 3 * kGrain, 7));
+}
+
+#if defined(__linux__)
+
+// From now on this thread is not let move mappings. False where that cannot be arranged.
+bool refuse_mremap() {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_mremap, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {std::size(filter), filter};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST_F(ArenaTest, WhatCannotBeKeptGoesBackAtOnce) {
+  const auto loser = reserve(8 * kGrain);
+  ASSERT_TRUE(loser->resize(4 * kGrain).has_value());
+  std::memset(loser->base(), 7, 4 * kGrain);
+  const auto handover = device_->make_handover(MemoryKind::kDevice);
+  bool is_refused = false;
+  std::thread([&] {
+    is_refused = refuse_mremap();
+    if (is_refused) static_cast<void>(loser->resize(kGrain, handover.get()));
+  }).join();
+  if (!is_refused) GTEST_SKIP() << "system calls cannot be filtered here";
+  EXPECT_EQ(handover->kept_bytes(), 0u);
+  EXPECT_EQ(loser->committed_bytes(), kGrain);
+  EXPECT_EQ(committed(), kGrain);
+  ASSERT_TRUE(loser->resize(4 * kGrain, handover.get()).has_value());
+  EXPECT_TRUE(all_are(loser->base(), kGrain, 7));
+  EXPECT_TRUE(all_are(loser->base() + kGrain, 3 * kGrain, 0));
+}
+
+TEST_F(ArenaTest, WhatCannotBeTakenComesFromTheSystem) {
+  const auto loser = reserve(8 * kGrain);
+  const auto gainer = reserve(16 * kGrain);
+  ASSERT_TRUE(loser->resize(8 * kGrain).has_value());
+  std::memset(loser->base(), 7, 8 * kGrain);
+  const auto handover = device_->make_handover(MemoryKind::kDevice);
+  ASSERT_TRUE(loser->resize(kGrain, handover.get()).has_value());
+  bool is_refused = false;
+  bool is_granted = false;
+  std::thread([&] {
+    is_refused = refuse_mremap();
+    is_granted = is_refused && gainer->resize(15 * kGrain, handover.get()).has_value();
+  }).join();
+  if (!is_refused) GTEST_SKIP() << "system calls cannot be filtered here";
+  ASSERT_TRUE(is_granted) << "what was kept no longer counts: 16 of 16 grains";
+  EXPECT_EQ(handover->kept_bytes(), 0u);
+  EXPECT_EQ(committed(), 16 * kGrain);
+  EXPECT_TRUE(all_are(gainer->base(), 15 * kGrain, 0));
+}
+
+#endif
+
 using ArenaDeathTest = ArenaTest;
 
 TEST_F(ArenaDeathTest, BytesPastTheCommittedPartCannotBeTouched) {
@@ -126,6 +300,30 @@ TEST_F(ArenaDeathTest, BytesPastTheCommittedPartCannotBeTouched) {
   *gone = std::byte{1};
   ASSERT_TRUE(arena->resize(kGrain).has_value());
   EXPECT_DEATH(*static_cast<volatile std::byte*>(gone) = std::byte{2}, "");
+}
+
+TEST_F(ArenaDeathTest, BytesThatWereHandedOverCannotBeTouchedWhereTheyWere) {
+  const auto loser = reserve(4 * kGrain);
+  const auto gainer = reserve(4 * kGrain);
+  ASSERT_TRUE(loser->resize(4 * kGrain).has_value());
+  std::byte* const gone = loser->base() + 2 * kGrain;
+  *gone = std::byte{1};
+  const auto handover = device_->make_handover(MemoryKind::kDevice);
+  ASSERT_TRUE(loser->resize(2 * kGrain, handover.get()).has_value());
+  EXPECT_DEATH(*static_cast<volatile std::byte*>(gone) = std::byte{2}, "") << "while it is kept";
+  ASSERT_TRUE(gainer->resize(2 * kGrain, handover.get()).has_value());
+  EXPECT_DEATH(*static_cast<volatile std::byte*>(gone) = std::byte{2}, "");
+  EXPECT_EQ(*gainer->base(), std::byte{1});
+}
+
+TEST_F(ArenaDeathTest, AHandoverIsOfOneDeviceAndKind) {
+  const auto arena = reserve(4 * kGrain);
+  const auto host = device_->make_handover(MemoryKind::kPinnedHost);
+  EXPECT_DEATH(static_cast<void>(arena->resize(kGrain, host.get())), "of another kind or device");
+  const auto other = make_cpu_device();
+  const auto stranger = other->make_handover(MemoryKind::kDevice);
+  EXPECT_DEATH(static_cast<void>(arena->resize(kGrain, stranger.get())),
+               "of another kind or device");
 }
 
 }  // namespace

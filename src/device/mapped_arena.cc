@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "device/mapped_handover.h"
 #include "slackwater/base/aligned_buffer.h"
 #include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
 #include "slackwater/base/numeric.h"
 
 namespace slackwater::device {
@@ -69,17 +71,31 @@ MappedArena::~MappedArena() {
   if (mapping_ != nullptr) ::munmap(mapping_, mapping_bytes_);
 }
 
-Result<void> MappedArena::resize(std::size_t bytes) {
+Result<void> MappedArena::resize_now(std::size_t bytes, Handover* handover) {
+  auto* const mapped = dynamic_cast<MappedHandover*>(handover);
+  SLACKWATER_CHECK(handover == nullptr || (mapped != nullptr && mapped->is_for(*ledger_, kind_)),
+                   "an arena of {} memory with a handover of another kind or device",
+                   to_string(kind_));
   if (bytes > reserved_) {
     return make_error(ErrorCode::kOutOfRange, "{} bytes of an arena of {}", bytes, reserved_);
   }
   const std::size_t end = round_up(bytes, grain_);
-  if (end > committed_) return commit(end);
-  if (end < committed_) decommit(end);
+  if (end > committed_) return commit(end, mapped);
+  if (end < committed_) decommit(end, mapped);
   return {};
 }
 
-Result<void> MappedArena::commit(std::size_t end) {
+Result<void> MappedArena::commit(std::size_t end, MappedHandover* handover) {
+  const std::size_t before = committed_;
+  if (handover != nullptr) committed_ += handover->take(base_ + before, end - before);
+  if (committed_ == end) return {};
+  Result<void> committed = commit_fresh(end);
+  if (SLACKWATER_MUTANT(refused_growth_keeps_its_grains)) return committed;
+  if (!committed.has_value() && before < committed_) decommit(before, handover);
+  return committed;
+}
+
+Result<void> MappedArena::commit_fresh(std::size_t end) {
   const std::size_t before = committed_;
   const std::size_t added = end - before;
   SLACKWATER_RETURN_IF_ERROR(ledger_->charge(kind_, added));
@@ -92,21 +108,25 @@ Result<void> MappedArena::commit(std::size_t end) {
   }
   if (is_backed) return {};
   const int error = errno;
-  decommit(before);
+  decommit(before, nullptr);
   return make_error(ErrorCode::kResourceExhausted, "the system has no room for {} bytes: {}", added,
                     std::strerror(error));
 }
 
-void MappedArena::decommit(std::size_t end) {
+void MappedArena::decommit(std::size_t end, MappedHandover* handover) {
   const std::size_t removed = committed_ - end;
   std::byte* const first = base_ + end;
+  const std::size_t kept = handover == nullptr ? 0 : handover->keep(first, removed, grain_);
+  if (SLACKWATER_MUTANT(kept_memory_is_not_charged)) ledger_->give_back(kind_, kept);
   // A fresh mapping in place gives the memory back and forgets its contents, which madvise does
   // not promise for locked pages.
-  void* const again = ::mmap(first, removed, PROT_NONE,
+  const int access =
+      SLACKWATER_MUTANT(memory_gone_is_reachable) ? PROT_READ | PROT_WRITE : PROT_NONE;
+  void* const again = ::mmap(first, removed, access,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   SLACKWATER_CHECK(again == first, "decommit of {} bytes failed: {}", removed,
                    std::strerror(errno));
-  ledger_->give_back(kind_, removed);
+  ledger_->give_back(kind_, removed - kept);
   committed_ = end;
 }
 

@@ -11,6 +11,8 @@
 
 namespace slackwater::device {
 
+class MappedHandover;
+
 // An arena of host memory: one anonymous mapping, of which pages past the committed part are
 // inaccessible, so that a late access is a fault and not a stranger's bytes.
 //
@@ -30,13 +32,14 @@ class MappedArena final : public Arena {
   std::size_t reserved_bytes() const override { return reserved_; }
   std::size_t committed_bytes() const override { return committed_; }
   std::size_t grain_bytes() const override { return grain_; }
-  Result<void> resize(std::size_t bytes) override;
 
  private:
   MappedArena(std::shared_ptr<MemoryLedger> ledger, MemoryKind kind)
       : ledger_(std::move(ledger)), kind_(kind) {}
-  Result<void> commit(std::size_t end);
-  void decommit(std::size_t end);
+  Result<void> resize_now(std::size_t bytes, Handover* handover) override;
+  Result<void> commit(std::size_t end, MappedHandover* handover);
+  Result<void> commit_fresh(std::size_t end);
+  void decommit(std::size_t end, MappedHandover* handover);
 
   const std::shared_ptr<MemoryLedger> ledger_;
   const MemoryKind kind_;

@@ -189,6 +189,24 @@ TEST(SimDevice, RefusesTheGrowthOfAnArenaOnDemand) {
   EXPECT_EQ(device.num_commits(), 3);
 }
 
+TEST(SimDevice, ARefusedGrowthTakesNothingOfWhatIsKept) {
+  bool refuses = false;
+  SimDevice device({.refuse_commit = [&](std::int64_t) { return refuses; }});
+  const auto loser = *device.reserve_arena(MemoryKind::kDevice, 16 * kBytes, kBytes);
+  const auto gainer = *device.reserve_arena(MemoryKind::kDevice, 16 * kBytes, kBytes);
+  ASSERT_TRUE(loser->resize(4 * kBytes).has_value());
+  const auto handover = device.make_handover(MemoryKind::kDevice);
+  ASSERT_TRUE(loser->resize(kBytes, handover.get()).has_value());
+  refuses = true;
+  EXPECT_FALSE(gainer->resize(2 * kBytes, handover.get()).has_value());
+  EXPECT_EQ(gainer->committed_bytes(), 0u);
+  EXPECT_EQ(handover->kept_bytes(), 3 * kBytes);
+  refuses = false;
+  EXPECT_TRUE(gainer->resize(2 * kBytes, handover.get()).has_value());
+  EXPECT_EQ(handover->kept_bytes(), kBytes);
+  EXPECT_EQ(device.usage(MemoryKind::kDevice).committed_bytes, 4 * kBytes);
+}
+
 TEST(SimDevice, ATimedWaitRunsWhatCanRunAndGivesUp) {
   SimDevice device({.seed = 3});
   const EventSource never = device.make_event("nobody");

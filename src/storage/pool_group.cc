@@ -74,16 +74,16 @@ void PoolGroup::poison([[maybe_unused]] SlotId slot) const {
 #endif
 }
 
-Result<void> PoolGroup::resize_arenas(std::int32_t num_slots) {
+Result<void> PoolGroup::resize_arenas(std::int32_t num_slots, device::Handover* handover) {
   for (std::size_t pool = 0; pool < arenas_.size(); ++pool) {
-    Result<void> resized = arenas_[pool]->resize(pool_bytes(pool, num_slots));
+    Result<void> resized = arenas_[pool]->resize(pool_bytes(pool, num_slots), handover);
     if (device::witnessed([&] { return resized.has_value(); })) continue;
     if (resized.has_value()) {
       resized = make_error(ErrorCode::kResourceExhausted, "no memory when this was recorded");
     }
     // Those before it go back to what they were; giving memory back cannot fail.
     for (std::size_t before = 0; before <= pool; ++before) {
-      const auto undone = arenas_[before]->resize(pool_bytes(before, slots_.capacity()));
+      const auto undone = arenas_[before]->resize(pool_bytes(before, slots_.capacity()), handover);
       SLACKWATER_CHECK(undone.has_value(), "{}", undone.error().text());
     }
     return tl::unexpected<Error>(resized.error().with_context("pool group '" + name() + "'"));
@@ -91,19 +91,25 @@ Result<void> PoolGroup::resize_arenas(std::int32_t num_slots) {
   return {};
 }
 
-Result<void> PoolGroup::grow(std::int32_t num_slots) {
+Result<void> PoolGroup::grow(std::int32_t num_slots, device::Handover* handover) {
   SLACKWATER_CHECK(num_slots >= this->num_slots(), "growth from {} to {} slots", this->num_slots(),
                    num_slots);
   if (num_slots > options_.max_slots) {
     return make_error(ErrorCode::kOutOfRange, "pool group '{}': {} slots of at most {}", name(),
                       num_slots, options_.max_slots);
   }
-  SLACKWATER_RETURN_IF_ERROR(resize_arenas(num_slots));
+  const std::int32_t before = this->num_slots();
+  const bool is_clean = handover == nullptr || handover->kept_bytes() == 0;
+  SLACKWATER_RETURN_IF_ERROR(resize_arenas(num_slots, handover));
   slots_.grow(num_slots);
+  if (!is_clean) {
+    for (std::int32_t slot = before; slot < num_slots; ++slot) poison(SlotId(slot));
+  }
   return {};
 }
 
-Result<void> PoolGroup::shrink(std::int32_t num_slots, const MoveSlots& move) {
+Result<void> PoolGroup::shrink(std::int32_t num_slots, const MoveSlots& move,
+                               device::Handover* handover) {
   SLACKWATER_CHECK(0 <= num_slots && num_slots <= this->num_slots(), "shrink from {} to {} slots",
                    this->num_slots(), num_slots);
   if (slots_.num_occupied() > num_slots) {
@@ -125,7 +131,7 @@ Result<void> PoolGroup::shrink(std::int32_t num_slots, const MoveSlots& move) {
   for (const device::Event& last_use : slots_.finish_shrink()) {
     if (!SLACKWATER_MUTANT(shrink_without_waiting)) last_use.wait();
   }
-  const auto resized = resize_arenas(num_slots);
+  const auto resized = resize_arenas(num_slots, handover);
   SLACKWATER_CHECK(resized.has_value(), "{}", resized.error().text());
   return {};
 }

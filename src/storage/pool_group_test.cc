@@ -158,7 +158,55 @@ TEST_F(PoolGroupTest, AGrowthThatOnePoolCannotHaveChangesNone) {
   group->check_invariants();
 }
 
+TEST_F(PoolGroupTest, MemoryGoesFromALoserToAGainer) {
+  const auto loser = make({4096, 8192});
+  const auto gainer = make({4096});
+  ASSERT_TRUE(loser->grow(20).has_value());
+  const SlotId keeper = loser->allocate()->slot;
+  std::memset(loser->address(1, keeper), 5, 8192);
+  device_.set_budget(device::MemoryKind::kDevice, committed());
+  const auto handover = device_.make_handover(device::MemoryKind::kDevice);
+  ASSERT_TRUE(loser->shrink(8, copy_within(*loser), handover.get()).has_value());
+  EXPECT_EQ(handover->kept_bytes(), static_cast<std::size_t>(36 * kGrain));
+  ASSERT_TRUE(gainer->grow(36, handover.get()).has_value());
+  EXPECT_EQ(handover->kept_bytes(), 0u);
+  EXPECT_EQ(committed(), static_cast<std::size_t>(60 * kGrain));
+  EXPECT_EQ(*loser->address(1, keeper), std::byte{5});
+  *gainer->address(0, SlotId(35)) = std::byte{1};
+  loser->check_invariants();
+  gainer->check_invariants();
+}
+
+// A pool of the gainer has its memory already when the next one is refused.
+TEST_F(PoolGroupTest, AGrowthThatIsRefusedGivesBackWhatItWasHanded) {
+  const auto loser = make({4096});
+  const auto gainer = make({4096, 4096});
+  ASSERT_TRUE(loser->grow(10).has_value());
+  device_.set_budget(device::MemoryKind::kDevice, committed());
+  const auto handover = device_.make_handover(device::MemoryKind::kDevice);
+  ASSERT_TRUE(loser->shrink(4, copy_within(*loser), handover.get()).has_value());
+  const auto refused = gainer->grow(4, handover.get());
+  ASSERT_FALSE(refused.has_value()) << "8 grains of 6";
+  EXPECT_EQ(refused.error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_EQ(handover->kept_bytes(), static_cast<std::size_t>(6 * kGrain));
+  EXPECT_EQ(gainer->num_slots(), 0);
+  gainer->check_invariants();
+  loser->check_invariants();
+  ASSERT_TRUE(gainer->grow(3, handover.get()).has_value());
+  gainer->check_invariants();
+}
+
 #if defined(SLACKWATER_DCHECKS)
+TEST_F(PoolGroupTest, SlotsOfMemoryThatWasHandedOverArePoisoned) {
+  const auto loser = make({4096});
+  const auto gainer = make({64});
+  ASSERT_TRUE(loser->grow(2).has_value());
+  const auto handover = device_.make_handover(device::MemoryKind::kDevice);
+  ASSERT_TRUE(loser->shrink(1, copy_within(*loser), handover.get()).has_value());
+  ASSERT_TRUE(gainer->grow(3, handover.get()).has_value());
+  EXPECT_EQ(*gainer->address(0, SlotId(2)), std::byte{0xDD});
+}
+
 TEST_F(PoolGroupTest, AReleasedSlotIsPoisoned) {
   const auto group = make({64, 128});
   ASSERT_TRUE(group->grow(2).has_value());

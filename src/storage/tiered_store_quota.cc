@@ -154,7 +154,8 @@ Result<void> TieredStore::set_ratios(Tier tier, std::span<const double> ratios) 
   return {};
 }
 
-// Losers first, so that the tier is never larger than both quotas.
+// Losers first, so that the tier is never larger than both quotas, and that the others find their
+// memory.
 Result<void> TieredStore::resize(Tier tier, std::int64_t asked, std::span<const double> ratios) {
   TierState& state = tiers_[static_cast<std::size_t>(tier)];
   const std::int64_t quota = raised_quota(tier, asked, ratios);
@@ -169,19 +170,24 @@ Result<void> TieredStore::resize(Tier tier, std::int64_t asked, std::span<const 
                         held, g, to_string(tier), quota, slots[g], held - slots[g]);
     }
   }
+  // What the losers leave and nobody takes goes back at the end, however that comes.
+  const bool has_none = tier == Tier::kDisk || SLACKWATER_MUTANT(memory_is_not_handed_over);
+  const auto handover = has_none ? nullptr : device_.make_handover(state.pools.front()->kind());
   const bool first = SLACKWATER_MUTANT(pools_grow_first);
   for (const bool grows : {first, !first}) {
     if (grows) state.quota = std::max(state.quota, quota);
     for (std::size_t g = 0; g < slots.size(); ++g) {
       if (slots[g] == num_slots(tier, g) || (slots[g] > num_slots(tier, g)) != grows) continue;
-      SLACKWATER_RETURN_IF_ERROR(resize_group(tier, g, static_cast<std::int32_t>(slots[g])));
+      SLACKWATER_RETURN_IF_ERROR(
+          resize_group(tier, g, static_cast<std::int32_t>(slots[g]), handover.get()));
     }
   }
   state.quota = quota;
   return {};
 }
 
-Result<void> TieredStore::resize_group(Tier tier, std::size_t group, std::int32_t num_slots) {
+Result<void> TieredStore::resize_group(Tier tier, std::size_t group, std::int32_t num_slots,
+                                       device::Handover* handover) {
   const bool grows = num_slots > this->num_slots(tier, group);
   if (tier == Tier::kDisk) {
     // Frames that move go over the staging memory.
@@ -193,9 +199,9 @@ Result<void> TieredStore::resize_group(Tier tier, std::size_t group, std::int32_
     });
   }
   PoolGroup& pools = *tiers_[static_cast<std::size_t>(tier)].pools[group];
-  if (grows) return pools.grow(num_slots);
-  return pools.shrink(num_slots,
-                      [&](std::span<SlotMove> moves) { move_slots(tier, group, moves); });
+  if (grows) return pools.grow(num_slots, handover);
+  return pools.shrink(
+      num_slots, [&](std::span<SlotMove> moves) { move_slots(tier, group, moves); }, handover);
 }
 
 // Pages leave slots that go away for others of their tier. Those whose bytes are there are copied

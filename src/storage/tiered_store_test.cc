@@ -293,6 +293,23 @@ TEST_F(TieredStoreTest, QuotasChangeWhilePagesAreThere) {
   for (const PageId page : on_disk) EXPECT_TRUE(t.holds_its_bytes(page));
 }
 
+#if defined(SLACKWATER_DCHECKS)
+// Fresh memory is zero, and what was handed over is poisoned.
+TEST_F(TieredStoreTest, PoolsThatGainGetTheMemoryOfThoseThatLose) {
+  TestStore t = make();
+  const std::int32_t before = t.store->pool_stats(Tier::kDevice, kAttention).num_slots;
+  ASSERT_TRUE(t.store->set_ratios(Tier::kDevice, std::vector<double>{4, 4, 8}).has_value());
+  const std::int32_t after = t.store->pool_stats(Tier::kDevice, kAttention).num_slots;
+  ASSERT_GT(after, before);
+  std::vector<PageId> pages(static_cast<std::size_t>(after));
+  ASSERT_TRUE(t.store->allocate(kAttention, pages).has_value());
+  for (const PageId page : pages) {
+    const bool is_new = t.store->slot(page).value() >= before;
+    EXPECT_EQ(t.store->bytes(page)[0], std::byte(is_new ? 0xDD : 0)) << page.index;
+  }
+}
+#endif
+
 TEST_F(TieredStoreTest, AQuotaIsRaisedToItsFloors) {
   TestStore t = make();
   ASSERT_TRUE(t.store->set_quota(Tier::kDevice, 1).has_value());

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "slackwater/base/error.h"
+#include "slackwater/device/handover.h"
 
 namespace slackwater::device {
 
@@ -16,13 +17,15 @@ namespace slackwater::device {
 //   I1  base() never changes; it is a multiple of grain_bytes().
 //   I2  [base, base + committed_bytes) is readable and writable, the rest is neither;
 //       committed_bytes is a multiple of grain_bytes and at most reserved_bytes.
-//   I3  bytes committed anew are zero; bytes that stay committed keep their contents.
+//   I3  bytes that stay committed keep their contents; bytes committed anew are zero, or left over
+//       from an arena that was made smaller with the same handover.
 //   I4  committed bytes count against the device's budget for the arena's kind of memory.
 // Ownership: owns addresses and memory; both go back in the destructor. The device outlives it.
 // Threads: one thread at a time resizes. Work on streams may use bytes that stay committed.
 // Errors: kResourceExhausted when the budget or the system has no room, kOutOfRange beyond the
 // reservation; nothing changes then.
-// Cost: resize() is a system call and, when growing, 0.1 ms per MiB for the first touch.
+// Cost: resize() is a system call and, when growing, 0.1 ms per MiB for the first touch of what no
+// handover has kept.
 class Arena {
  public:
   virtual ~Arena() = default;
@@ -36,8 +39,14 @@ class Arena {
   virtual std::size_t grain_bytes() const = 0;
 
   // Backs the first `bytes`, rounded up to a grain. Nobody may touch bytes past it any more:
-  // work queued on them has ended.
-  virtual Result<void> resize(std::size_t bytes) = 0;
+  // work queued on them has ended. What is taken away goes to `handover`, and what is added comes
+  // from there as far as it has any. CHECK: it is of the same device and kind of memory.
+  Result<void> resize(std::size_t bytes, Handover* handover = nullptr) {
+    return resize_now(bytes, handover);
+  }
+
+ private:
+  virtual Result<void> resize_now(std::size_t bytes, Handover* handover) = 0;
 };
 
 }  // namespace slackwater::device

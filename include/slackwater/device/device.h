@@ -11,6 +11,7 @@
 #include "slackwater/base/error.h"
 #include "slackwater/device/arena.h"
 #include "slackwater/device/event.h"
+#include "slackwater/device/handover.h"
 #include "slackwater/device/stream.h"
 
 namespace slackwater::device {
@@ -57,6 +58,8 @@ class Device {
   // of two and a multiple of the system's page size.
   virtual Result<std::unique_ptr<Arena>> reserve_arena(MemoryKind kind, std::size_t bytes,
                                                        std::size_t grain_bytes) = 0;
+  // For arenas of this kind that change together. Null where nothing is gained by it.
+  virtual std::unique_ptr<Handover> make_handover(MemoryKind kind) = 0;
   virtual Result<std::unique_ptr<Stream>> make_stream(std::string name) = 0;
   // An event that is completed by hand; `waker` names who does it.
   virtual EventSource make_event(std::string waker) = 0;

@@ -57,6 +57,7 @@ class SimDevice final : public Device {
   std::string_view name() const override { return "sim"; }
   Result<std::unique_ptr<Arena>> reserve_arena(MemoryKind kind, std::size_t bytes,
                                                std::size_t grain_bytes) override;
+  std::unique_ptr<Handover> make_handover(MemoryKind kind) override;
   Result<std::unique_ptr<Stream>> make_stream(std::string name) override;
   EventSource make_event(std::string waker) override;
   void set_budget(MemoryKind kind, std::size_t bytes) override;

@@ -66,6 +66,7 @@ class PoolGroup {
   std::int32_t num_free() const { return slots_.num_free(); }
   std::int32_t max_slots() const { return options_.max_slots; }
   std::int64_t committed_bytes() const;
+  device::MemoryKind kind() const { return options_.kind; }
   const SlotSizes& slot_bytes() const { return options_.slot_bytes; }
   std::int64_t grain_bytes() const { return options_.grain_bytes; }
   const std::string& name() const { return options_.name; }
@@ -75,16 +76,18 @@ class PoolGroup {
   // Where kernels find a buffer; without slots, which the caller's table names.
   PageTable view(const BufferPlacement& buffer, std::int32_t tokens_per_block) const;
 
-  // Gives every pool memory for `num_slots` >= num_slots().
-  Result<void> grow(std::int32_t num_slots);
+  // Gives every pool memory for `num_slots` >= num_slots(), of `handover` first where there is one.
+  // What new slots hold is undefined.
+  Result<void> grow(std::int32_t num_slots, device::Handover* handover = nullptr);
 
   // Queues all the moves of a shrink, and says of each when it is done. No slot is in two of them.
   using MoveSlots = std::function<void(std::span<SlotMove> moves)>;
 
   // Takes memory away: occupied slots at and past `num_slots` are vacated by `move`, which is
   // called once where there are any, and waited for. kResourceExhausted unless enough slots below
-  // `num_slots` are free; nothing is moved then.
-  Result<void> shrink(std::int32_t num_slots, const MoveSlots& move);
+  // `num_slots` are free; nothing is moved then. The memory goes to `handover` where there is one.
+  Result<void> shrink(std::int32_t num_slots, const MoveSlots& move,
+                      device::Handover* handover = nullptr);
 
   std::string describe() const;  // a line for people
   void check_invariants() const;
@@ -94,7 +97,7 @@ class PoolGroup {
   // Fills a free slot with 0xDD, in builds with DCHECKs: what is read without having been written
   // shows.
   void poison(SlotId slot) const;
-  Result<void> resize_arenas(std::int32_t num_slots);
+  Result<void> resize_arenas(std::int32_t num_slots, device::Handover* handover);
   std::size_t pool_bytes(std::size_t pool, std::int32_t num_slots) const;
 
   const PoolGroupOptions options_;

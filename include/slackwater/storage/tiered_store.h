@@ -177,9 +177,8 @@ class TieredStore {
   class HostReservation;
   Result<void> migrate(std::span<const PageId> pages, HostReservation& reservation);
 
-  // Queues a copy of the bytes of a page to another page of the same layer group, which is on the
-  // device; its certificate is gone. kFailedPrecondition from the disk, kDataLoss where the bytes
-  // of `from` are lost.
+  // Queues a copy of a page's bytes to another page of its layer group, on the device, whose
+  // certificate is gone. kFailedPrecondition from the disk, kDataLoss where the bytes are lost.
   Result<void> copy(PageId from, PageId to);
 
   // Keeps `num_pages` slots on the host free for whoever holds the reservation.
@@ -257,7 +256,8 @@ class TieredStore {
   std::vector<GroupDemand> demands(Tier tier, std::span<const double> ratios) const;
   std::int64_t raised_quota(Tier tier, std::int64_t asked, std::span<const double> ratios) const;
   Result<void> resize(Tier tier, std::int64_t quota, std::span<const double> ratios);
-  Result<void> resize_group(Tier tier, std::size_t group, std::int32_t num_slots);
+  Result<void> resize_group(Tier tier, std::size_t group, std::int32_t num_slots,
+                            device::Handover* handover);
   std::int32_t min_slots_left(Tier tier, std::size_t group) const;
 
   const LayerGroup& layers_of(LayerGroupId group) const;

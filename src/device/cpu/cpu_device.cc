@@ -5,6 +5,7 @@
 
 #include "device/cpu/cpu_stream.h"
 #include "device/mapped_arena.h"
+#include "device/mapped_handover.h"
 #include "device/memory_ledger.h"
 
 namespace slackwater::device {
@@ -23,6 +24,10 @@ class CpuDevice final : public Device {
   Result<std::unique_ptr<Arena>> reserve_arena(MemoryKind kind, std::size_t bytes,
                                                std::size_t grain_bytes) override {
     return MappedArena::reserve(ledger_, kind, bytes, grain_bytes);
+  }
+
+  std::unique_ptr<Handover> make_handover(MemoryKind kind) override {
+    return std::make_unique<MappedHandover>(ledger_, kind);
   }
 
   Result<std::unique_ptr<Stream>> make_stream(std::string name) override {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "device/mapped_arena.h"
+#include "device/mapped_handover.h"
 #include "device/sim/sim_scheduler.h"
 
 namespace slackwater::device {
@@ -19,15 +20,15 @@ class SimArena final : public Arena {
   std::size_t committed_bytes() const override { return arena_->committed_bytes(); }
   std::size_t grain_bytes() const override { return arena_->grain_bytes(); }
 
-  Result<void> resize(std::size_t bytes) override {
+ private:
+  Result<void> resize_now(std::size_t bytes, Handover* handover) override {
     if (bytes > committed_bytes() && scheduler_.refuses_commit()) {
       return make_error(ErrorCode::kResourceExhausted,
                         "the simulated system has no room for an arena of {} bytes", bytes);
     }
-    return arena_->resize(bytes);
+    return arena_->resize(bytes, handover);
   }
 
- private:
   SimScheduler& scheduler_;
   const std::unique_ptr<Arena> arena_;
 };
@@ -44,6 +45,10 @@ Result<std::unique_ptr<Arena>> SimDevice::reserve_arena(MemoryKind kind, std::si
   SLACKWATER_ASSIGN_OR_RETURN(auto arena,
                               MappedArena::reserve(scheduler_->ledger(), kind, bytes, grain_bytes));
   return std::make_unique<SimArena>(*scheduler_, std::move(arena));
+}
+
+std::unique_ptr<Handover> SimDevice::make_handover(MemoryKind kind) {
+  return std::make_unique<MappedHandover>(scheduler_->ledger(), kind);
 }
 
 Result<std::unique_ptr<Stream>> SimDevice::make_stream(std::string name) {
