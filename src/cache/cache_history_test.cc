@@ -22,14 +22,15 @@ using storage::Tier;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr std::int64_t kKiB = 1024;
+// Of a page, and a grain: every slot counts.
+constexpr std::int64_t kPageBytes = 4096;
 
 class CacheHistoryTest : public testing::Test {
  protected:
   KvCacheConfig config(std::vector<LayerKind> kinds, std::int64_t device_bytes) const {
     KvCacheConfig config = test_config(std::move(kinds), 4, device_bytes);
-    for (LayerConfig& layer : config.layers) layer.buffers[0].bytes = kKiB;
-    config.grain_bytes = kKiB;
+    for (LayerConfig& layer : config.layers) layer.buffers[0].bytes = kPageBytes;
+    config.grain_bytes = kPageBytes;
     config.operation_log.path = path();
     return config;
   }
@@ -60,7 +61,7 @@ void run_prompts(TestCache& cache, int count) {
 TEST_F(CacheHistoryTest, NamesThePageTheCallAndTheRoomThatWasWanting) {
   std::int64_t known = 0;
   {
-    TestCache cache(config({FullAttention()}, 32 * kKiB));
+    TestCache cache(config({FullAttention()}, 32 * kPageBytes));
     run_prompts(cache, 5);
     known = cache.reusable(numbers(1000, 40));
   }
@@ -82,10 +83,10 @@ TEST_F(CacheHistoryTest, NamesThePageTheCallAndTheRoomThatWasWanting) {
   const std::int64_t all = group.worst->slots_to_keep;
   EXPECT_GT(first, 0);
   EXPECT_GT(all, first) << "its last blocks left first";
-  EXPECT_EQ(group.missing->bytes_to_keep, first * kKiB);
+  EXPECT_EQ(group.missing->bytes_to_keep, first * kPageBytes);
   // With that much room it is so, and with a slot less it is not.
   const auto reusable_with = [&](std::int64_t more) {
-    KvCacheConfig larger = config({FullAttention()}, (32 + more) * kKiB);
+    KvCacheConfig larger = config({FullAttention()}, (32 + more) * kPageBytes);
     larger.operation_log.path.clear();
     TestCache cache(std::move(larger));
     run_prompts(cache, 5);
@@ -100,7 +101,7 @@ TEST_F(CacheHistoryTest, NamesThePageTheCallAndTheRoomThatWasWanting) {
 // A prompt whose first block has gone takes all of it along; they say so with the same room.
 TEST_F(CacheHistoryTest, WhatFollowedAPageWentForItsReason) {
   {
-    TestCache cache(config({FullAttention()}, 32 * kKiB));
+    TestCache cache(config({FullAttention()}, 32 * kPageBytes));
     run_prompts(cache, 7);
   }
   const MatchExplanation told = explain(numbers(0, 41));
@@ -114,7 +115,10 @@ TEST_F(CacheHistoryTest, WhatFollowedAPageWentForItsReason) {
 
 TEST_F(CacheHistoryTest, ARecurrentGroupNamesItsSnapshot) {
   {
-    TestCache cache(config({FullAttention(), Recurrent()}, 64 * kKiB));
+    KvCacheConfig wanted = config({FullAttention(), Recurrent()}, 128 * kPageBytes);
+    wanted.layers[1].buffers[0].bytes = 2 * kPageBytes;
+    wanted.initial_pool_ratio = {0.8, 0.2};
+    TestCache cache(std::move(wanted));
     Sequence sequence = cache.create(numbers(0, 20));
     cache.resume(sequence);
     cache.compute(sequence, numbers(0, 20), true);
@@ -140,7 +144,7 @@ TEST_F(CacheHistoryTest, ARecurrentGroupNamesItsSnapshot) {
 
 TEST_F(CacheHistoryTest, OtherReasonsAreNoQuestionOfRoom) {
   {
-    TestCache cache(config({FullAttention()}, 64 * kKiB));
+    TestCache cache(config({FullAttention()}, 64 * kPageBytes));
     run_prompts(cache, 1);
     ASSERT_TRUE(cache.manager->clear_reusable_blocks().has_value());
   }
@@ -162,7 +166,7 @@ TEST_F(CacheHistoryTest, OtherReasonsAreNoQuestionOfRoom) {
 // A page that came back is there.
 TEST_F(CacheHistoryTest, WhatWasComputedAgainIsThere) {
   {
-    TestCache cache(config({FullAttention()}, 32 * kKiB));
+    TestCache cache(config({FullAttention()}, 32 * kPageBytes));
     run_prompts(cache, 7);
     cache.run(numbers(0, 40));
   }
@@ -174,7 +178,7 @@ TEST_F(CacheHistoryTest, WhatWasComputedAgainIsThere) {
 
 TEST_F(CacheHistoryTest, InspectionGoesToACallAndNoFurther) {
   {
-    TestCache cache(config({FullAttention(), Recurrent()}, 64 * kKiB));
+    TestCache cache(config({FullAttention(), Recurrent()}, 64 * kPageBytes));
     run_prompts(cache, 2);
   }
   LogInspectionOptions options;

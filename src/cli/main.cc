@@ -26,6 +26,7 @@ constexpr int kFailure = 1;
 constexpr int kUsage = 2;
 
 constexpr std::int32_t kMostTokens = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMostCalls = std::numeric_limits<std::int64_t>::max();
 
 // Control characters as \xNN: names and values from outside may hold any bytes.
 std::string in_one_line(std::string_view text) {
@@ -130,7 +131,7 @@ void add_inspect(CLI::App& parent, InspectCommand& command) {
   app.add_option("LOG", command.log, "Operation log of a KvCacheManager")->required();
   add_number<std::int64_t>(app, "--at", command.options.at,
                            "Calls to go through (default: all of the log)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(std::int64_t{0}, kMostCalls));
   app.add_flag("--json", command.options.is_json, "Print one JSON object instead of text");
   app.add_option("--explain", command.explain,
                  "Say why the match of a prompt ends where it ends: its tokens, 1,2,3 or 100..131");
@@ -140,7 +141,7 @@ void add_inspect(CLI::App& parent, InspectCommand& command) {
                             "Salt of the prompt to explain");
   add_number(app, "--audit-every", command.options.audit_every,
              "Check all invariants after every so many calls; 0: at the end")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(std::int64_t{0}, kMostCalls));
 }
 
 // Runs a command whose options are checked first: those are usage, the rest is failure.

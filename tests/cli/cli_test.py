@@ -435,5 +435,50 @@ class BadInput(unittest.TestCase):
         json.loads(done.stdout)
 
 
+class Inspect(unittest.TestCase):
+    """Logs that are none: the logs themselves are tested beside the cache."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.log = pathlib.Path(self.folder.name) / "calls"
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def expect(self, exit_code, *arguments, says):
+        done = run("inspect", *arguments)
+        self.assertEqual(done.returncode, exit_code, done.stderr)
+        self.assertEqual(done.stdout, b"")
+        self.assertEqual(done.stderr.count(b"\n"), 1, done.stderr)
+        self.assertIn(says, done.stderr.decode())
+
+    def header(self, magic=b"SLKWLOG1", version=1, config=b"{}"):
+        return struct.pack("<8sIIQQQQ", magic, version, 0, len(config), 48 + 8, 0, 0) + config
+
+    def test_no_file_and_no_log(self):
+        self.expect(1, self.log, says="cannot open the operation log")
+        self.expect(1, self.folder.name, says="is no operation log")
+        self.log.write_bytes(b"")
+        self.expect(1, self.log, says="of 0 bytes is no operation log, or cut at its end")
+        self.log.write_bytes(self.header(magic=b"GGUF\0\0\0\1"))
+        self.expect(1, self.log, says="at offset 0 it says 'GGUF")
+
+    def test_another_version(self):
+        self.log.write_bytes(self.header(version=77))
+        self.expect(1, self.log, says="has version 77 at offset 8; this program reads 1")
+
+    def test_a_configuration_that_was_edited(self):
+        self.log.write_bytes(self.header() + bytes(6))
+        self.expect(1, self.log, says="has another configuration than was written at offset 48")
+
+    def test_usage(self):
+        self.expect(2, says="LOG is required")
+        self.expect(2, self.log, "--at", "-1", says="--at")
+        self.expect(2, self.log, "--at", "x", says="--at: Value x not in range 0 to")
+        self.expect(2, self.log, "--explain", "1,x", says="'x' is no token")
+        self.expect(2, self.log, "--explain", "9..3", says="'9..3' is no token, and no range")
+        self.expect(2, self.log, "--explain", "0..2000000000", says="more than 16777216 tokens")
+
+
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1])
