@@ -61,6 +61,7 @@ class CacheCore final : public RunOwners {
   CacheStatistics statistics() const;
   CacheStatistics take_statistics();
   CacheView view() const;
+  std::string describe_rooms() const;
   std::size_t num_open() const;
   std::int64_t clamp_max_seq_len(std::int64_t batch_size, std::int64_t upper_bound) const;
   void synchronize();

@@ -111,7 +111,9 @@ CacheCounters KvCacheManager::counters() const { return core_->counters(); }
 CacheStatistics KvCacheManager::statistics() const { return core_->statistics(); }
 CacheStatistics KvCacheManager::take_statistics() { return core_->take_statistics(); }
 CacheView KvCacheManager::view() const { return core_->view(); }
-std::string KvCacheManager::describe() const { return cache::describe(core_->view()); }
+std::string KvCacheManager::describe() const {
+  return cache::describe(core_->view()) + core_->describe_rooms();
+}
 std::size_t KvCacheManager::num_open_sequences() const { return core_->num_open(); }
 std::int64_t KvCacheManager::num_logged_calls() const { return core_->num_logged_calls(); }
 

@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "cache/manager_test_support.h"
+#include "slackwater/cache/log_replay.h"
+#include "testing/temporary_directory.h"
 
 namespace slackwater::cache {
 namespace {
@@ -53,10 +55,14 @@ TEST(KvCacheManagerThreads, EightThreadsProbeWhileOneChangesEverything) {
   EXPECT_EQ(cache.engine.mismatches(), 0);
 }
 
-TEST(KvCacheManagerThreads, SequencesBelongToTheirThreads) {
+KvCacheConfig two_tiers() {
   KvCacheConfig config = test_config({FullAttention(), Recurrent()}, 8, 256 << 10);
   config.host_bytes = 256 << 10;
-  TestCache cache(std::move(config));
+  return config;
+}
+
+// Four threads with sequences of their own, that share fronts.
+void run_threads(TestCache& cache) {
   std::atomic<std::int64_t> mismatches = 0;
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -74,6 +80,9 @@ TEST(KvCacheManagerThreads, SequencesBelongToTheirThreads) {
         const device::Event written = engine.step(sequence, tokens, from);
         const auto rest = std::span(tokens).subspan(static_cast<std::size_t>(from));
         ASSERT_TRUE(sequence.commit(rest, {written, false}).has_value());
+        for (int step = 1; step < 12; ++step) {
+          ASSERT_TRUE(sequence.resize(std::ssize(tokens) + step).has_value());
+        }
         if (i % 3 == 0) {
           ASSERT_TRUE(sequence.suspend().has_value());
         }
@@ -85,6 +94,30 @@ TEST(KvCacheManagerThreads, SequencesBelongToTheirThreads) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(mismatches, 0);
   cache.manager->audit();
+}
+
+TEST(KvCacheManagerThreads, SequencesBelongToTheirThreads) {
+  TestCache cache(two_tiers());
+  run_threads(cache);
+}
+
+// Whatever the streams' threads did meanwhile: the log knows what the calls saw of it.
+TEST(KvCacheManagerThreads, OneLogOfFourThreadsCanBeDoneAgain) {
+  const TemporaryDirectory directory;
+  KvCacheConfig config = two_tiers();
+  config.operation_log.path = directory.path() / "calls";
+  TestCache cache(std::move(config));
+  run_threads(cache);
+  auto replay = LogReplay::open(directory.path() / "calls");
+  ASSERT_TRUE(replay.has_value()) << replay.error().text();
+  while (true) {
+    const auto made = (*replay)->step();
+    ASSERT_TRUE(made.has_value()) << made.error().text();
+    if (!*made) break;
+  }
+  EXPECT_EQ((*replay)->num_calls(), cache.manager->num_logged_calls());
+  EXPECT_GT((*replay)->num_calls(), 4 * 30 * 15);
+  EXPECT_EQ((*replay)->manager().view(), cache.manager->view());
 }
 
 }  // namespace

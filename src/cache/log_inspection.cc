@@ -56,8 +56,8 @@ std::string heading(const LogReplay& replay) {
   return text + "\n";
 }
 
-std::string describe_cache(const CacheView& view) {
-  return describe(view) + "\n" + describe_tree(view.tree);
+std::string describe_cache(const KvCacheManager& manager) {
+  return manager.describe() + "\n" + describe_tree(manager.view().tree);
 }
 
 }  // namespace
@@ -70,8 +70,8 @@ Result<std::string> inspect_log(const std::filesystem::path& path,
   std::optional<MatchExplanation> explanation;
   if (options.prompt.has_value()) explanation = history.explain(options.scope, *options.prompt);
   if (!options.is_json) {
-    return heading(*replay) + (explanation.has_value() ? describe(*explanation)
-                                                       : describe_cache(replay->manager().view()));
+    return heading(*replay) +
+           (explanation.has_value() ? describe(*explanation) : describe_cache(replay->manager()));
   }
   nlohmann::json out;
   out["num_calls"] = replay->num_calls();

@@ -1,6 +1,8 @@
 // What there is to see of a cache.
 
 #include <algorithm>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include "cache/cache_core.h"
@@ -183,6 +185,15 @@ CacheView CacheCore::view() const {
   view.has_statistics = book_ != nullptr;
   view.statistics = total_statistics();
   return view;
+}
+
+// Of what a view does not hold: who waits to leave, and what the load is like.
+std::string CacheCore::describe_rooms() const {
+  const ReadLock lock(mutex_);
+  std::string text = "load: " + tuner_.describe() + "\nresidency:\n";
+  std::istringstream lines(residency_->describe());
+  for (std::string line; std::getline(lines, line);) text += "  " + line + "\n";
+  return text;
 }
 
 }  // namespace slackwater::cache
