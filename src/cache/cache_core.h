@@ -73,7 +73,9 @@ class CacheCore final : public RunOwners {
   const LayerGroups& groups() const { return groups_; }
   const KvCacheConfig& config() const { return config_; }
   std::uint32_t next_number() const { return next_number_; }
-  std::int64_t num_logged_calls() const { return log_ == nullptr ? 0 : log_->num_calls() - 1; }
+  std::int64_t num_logged_calls() const {
+    return log_ == nullptr ? 0 : std::max<std::int64_t>(0, log_->num_calls() - 1);
+  }
   storage::TieredStore& store() { return *store_; }  // for tests
 
   // As in Sequence.

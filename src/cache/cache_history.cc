@@ -35,7 +35,10 @@ class CacheHistory::Offer final : public GroupOffer {
   std::int32_t coverage(std::int64_t block) const override {
     std::size_t most = 0;
     for_each(block, [&](const Page& page, std::size_t agreed) {
-      if (is_there(page)) most = std::max(most, agreed);
+      const bool is_whole = agreed == page.tokens.size();
+      if (is_there(page) && (is_whole || history_.reuse_.enable_partial_reuse)) {
+        most = std::max(most, agreed);
+      }
     });
     return static_cast<std::int32_t>(most);
   }
@@ -91,7 +94,8 @@ class CacheHistory::Offer final : public GroupOffer {
   std::vector<Sha256Digest> keys_;  // before each block
 };
 
-CacheHistory::CacheHistory(KvCacheManager& manager) : manager_(manager) {
+CacheHistory::CacheHistory(KvCacheManager& manager, const ReuseOptions& reuse)
+    : manager_(manager), reuse_(reuse) {
   for (const LayerGroupDesc& group : manager.layer_groups().groups()) {
     kinds_.push_back(make_group_kind(group.kind, manager.tokens_per_block()));
   }
@@ -207,7 +211,8 @@ PageRemoval CacheHistory::describe_removal(const Removal& removal) const {
 
 GroupExplanation CacheHistory::explain_group(std::size_t group, const ReuseScope& scope,
                                              std::span<const TokenId> prompt) const {
-  const std::int64_t limit = std::max<std::int64_t>(0, std::ssize(prompt) - 1);
+  const std::int64_t limit =
+      std::max<std::int64_t>(0, std::ssize(prompt) - 1 - reuse_.reuse_match_backoff);
   const std::int64_t size = manager_.tokens_per_block();
   const GroupKind& kind = *kinds_[group];
   const Offer now(*this, scope, prompt, group, false);

@@ -109,7 +109,11 @@ TierRoom KvCacheManager::room(storage::Tier tier, LayerGroupId group) const {
 
 CacheCounters KvCacheManager::counters() const { return core_->counters(); }
 CacheStatistics KvCacheManager::statistics() const { return core_->statistics(); }
-CacheStatistics KvCacheManager::take_statistics() { return core_->take_statistics(); }
+CacheStatistics KvCacheManager::take_statistics() {
+  CacheStatistics taken;
+  core_->logged(starting(LoggedKind::kTakeStatistics), [&] { taken = core_->take_statistics(); });
+  return taken;
+}
 CacheView KvCacheManager::view() const { return core_->view(); }
 std::string KvCacheManager::describe() const {
   return cache::describe(core_->view()) + core_->describe_rooms();

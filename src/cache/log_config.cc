@@ -151,7 +151,8 @@ std::string log_config(const KvCacheConfig& config) {
   for (const BatchDesc& batch : config.constraints) out["constraints"].push_back(of_batch(batch));
   if (config.typical_step.has_value()) out["typical_step"] = of_batch(*config.typical_step);
   out["cold_page_bytes"] = cold_bytes(config);
-  return out.dump();
+  // Roles and tags of any bytes: they name nothing that is done.
+  return out.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 Result<KvCacheConfig> read_log_config(std::string_view text) {

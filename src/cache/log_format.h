@@ -20,7 +20,7 @@ inline constexpr char kLogMagic[8] = {'S', 'L', 'K', 'W', 'L', 'O', 'G', '1'};
 inline constexpr std::uint32_t kLogVersion = 1;
 
 // One past the last LoggedKind.
-inline constexpr std::uint8_t kNumLoggedKinds = 25;
+inline constexpr std::uint8_t kNumLoggedKinds = 26;
 
 enum class LogState : std::uint32_t { kOpen = 0, kClosed = 1, kFull = 2 };
 

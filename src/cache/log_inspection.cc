@@ -38,6 +38,15 @@ Result<void> advance(LogReplay& replay, CacheHistory& history,
                     *options.at, replay.num_calls());
 }
 
+Result<void> check_digests(LogReplay& replay, std::span<const TokenId> prompt) {
+  for (const TokenId token : prompt) {
+    if (!is_digest_token(token) || replay.manager().token_digests().is_alive(token)) continue;
+    return make_error(ErrorCode::kInvalidArgument,
+                      "token {} of the prompt stands for no digest in this log", token);
+  }
+  return {};
+}
+
 // How the log stands there, in a line each.
 std::string heading(const LogReplay& replay) {
   std::string text =
@@ -65,10 +74,13 @@ std::string describe_cache(const KvCacheManager& manager) {
 Result<std::string> inspect_log(const std::filesystem::path& path,
                                 const LogInspectionOptions& options) {
   SLACKWATER_ASSIGN_OR_RETURN(const auto replay, LogReplay::open(path, {kMaxEvents}));
-  CacheHistory history(replay->manager());
+  CacheHistory history(replay->manager(), replay->reuse());
   SLACKWATER_RETURN_IF_ERROR(advance(*replay, history, options));
   std::optional<MatchExplanation> explanation;
-  if (options.prompt.has_value()) explanation = history.explain(options.scope, *options.prompt);
+  if (options.prompt.has_value()) {
+    SLACKWATER_RETURN_IF_ERROR(check_digests(*replay, *options.prompt));
+    explanation = history.explain(options.scope, *options.prompt);
+  }
   if (!options.is_json) {
     return heading(*replay) +
            (explanation.has_value() ? describe(*explanation) : describe_cache(replay->manager()));

@@ -49,7 +49,16 @@ constexpr std::array<KindName, kNumLoggedKinds> kKinds = {{
     {"commit_statistics", true},
     {"discard_statistics", true},
     {"commit", true},
+    {"take_statistics"},
 }};
+
+// Bytes of a file that may be anything, in one line.
+std::string printable(std::string_view bytes) {
+  std::string text(bytes);
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c < 0x20 || c > 0x7E; }, '?');
+  return text;
+}
 
 }  // namespace
 
@@ -106,7 +115,7 @@ Result<void> LogReader::read_header() {
   std::memcpy(&header, file_.data(), sizeof header);
   if (std::memcmp(header.magic, kLogMagic, sizeof kLogMagic) != 0) {
     return make_error(ErrorCode::kDataLoss, "'{}' is no operation log: at offset 0 it says '{}'",
-                      name_, std::string_view(header.magic, sizeof header.magic));
+                      name_, printable({header.magic, sizeof header.magic}));
   }
   if (header.version != kLogVersion) {
     return make_error(ErrorCode::kUnimplemented,
@@ -128,6 +137,7 @@ Result<void> LogReader::read_header() {
   is_full_ = header.state == LogState::kFull;
   end_ = is_closed_ || is_full_ ? header.end : file_.size();
   offset_ = first;
+  if (end_ < first) return damaged("ends before its first record");
   if (end_ > file_.size()) {
     offset_ = file_.size();
     return damaged(fmt::format("is cut: it has {} bytes of {}, and ends", file_.size(), end_));

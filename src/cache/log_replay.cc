@@ -16,6 +16,8 @@ namespace {
 // How many events a commit may name.
 constexpr std::size_t kNumEvents = 8;
 
+constexpr std::int32_t kMaxEventTokens = 1 << 26;
+
 std::string outcome_text(const std::optional<ErrorCode>& refusal) {
   return refusal.has_value() ? fmt::format("was refused as {}", to_string(*refusal)) : "succeeded";
 }
@@ -40,11 +42,16 @@ tl::unexpected<Error> LogReplay::differs(std::string_view how) const {
 // The first record says what its making learned.
 Result<void> LogReplay::make_manager(const LogReplayOptions& options) {
   SLACKWATER_ASSIGN_OR_RETURN(KvCacheConfig config, read_log_config(log_->config()));
-  config.max_events = options.max_events;
+  reuse_ = {config.enable_partial_reuse, config.reuse_match_backoff};
+  // Room for their tokens is kept, a block's for each.
+  config.max_events = std::min(options.max_events, kMaxEventTokens / config.tokens_per_block);
   SLACKWATER_ASSIGN_OR_RETURN(const std::optional<LoggedCall> first, log_->next());
-  if (!first.has_value() || first->kind != LoggedKind::kOpen || !first->has_returned) {
+  if (!first.has_value() || first->kind != LoggedKind::kOpen || !first->has_returned ||
+      first->refusal.has_value()) {
     return make_error(ErrorCode::kDataLoss,
-                      "the process of this log ended before its cache was made: it has no calls");
+                      "the operation log '{}' has no calls: its process ended at offset {}, before "
+                      "its cache was made",
+                      log_->name(), first.has_value() ? first->offset : 0);
   }
   call_ = *first;
   device_ = std::make_unique<ReplayDevice>();
@@ -112,6 +119,7 @@ Result<void> LogReplay::perform() {
       SLACKWATER_ASSIGN_OR_RETURN(const storage::Tier tier, tier_of(0));
       return manager_->set_quota(tier, number(1));
     }
+    case LoggedKind::kTakeStatistics: manager_->take_statistics(); return {};
     case LoggedKind::kAdjust: return manager_->adjust(Nanoseconds(number(0)));
     case LoggedKind::kPrefetchPrompt: return prefetch_prompt();
     case LoggedKind::kDrop: {

@@ -25,6 +25,8 @@ std::string reason(int error) { return std::system_category().message(error); }
 
 }  // namespace
 
+LogWriter::LogWriter() : Witness(false), process_(::getpid()) {}
+
 Result<std::unique_ptr<LogWriter>> LogWriter::create(const OperationLogOptions& options,
                                                      std::string_view config) {
   std::unique_ptr<LogWriter> log(new LogWriter());
@@ -71,7 +73,8 @@ Result<void> LogWriter::open(const OperationLogOptions& options, std::string_vie
 }
 
 LogWriter::~LogWriter() {
-  if (has_header_) {
+  // The copy of a process that was forked leaves the file to the other one.
+  if (has_header_ && process_ == ::getpid()) {
     if (!is_stopped_) {
       header().end = static_cast<std::uint64_t>(cursor_ - base_);
       header().state = LogState::kClosed;
@@ -79,7 +82,8 @@ LogWriter::~LogWriter() {
     // What is left over at the end is zeros, and readers know where it ends.
     [[maybe_unused]] const int cut = ::ftruncate(file_, static_cast<off_t>(header().end));
   }
-  if (file_ >= 0 && (!has_header_ || is_discarded_)) ::unlink(options_.path.c_str());
+  if (file_ >= 0 && (!has_header_ || is_discarded_) && process_ == ::getpid())
+    ::unlink(options_.path.c_str());
   if (base_ != nullptr) ::munmap(base_, max_bytes_);
   if (file_ >= 0) ::close(file_);
 }
@@ -94,8 +98,10 @@ bool LogWriter::extend(std::size_t bytes) {
     stop(fmt::format("has its {} bytes; calls from here on are not in it", max_bytes_));
     return false;
   }
-  const int error =
-      ::posix_fallocate(file_, static_cast<off_t>(size), static_cast<off_t>(wanted - size));
+  int error = EINTR;
+  while (error == EINTR) {
+    error = ::posix_fallocate(file_, static_cast<off_t>(size), static_cast<off_t>(wanted - size));
+  }
   if (error != 0) {
     stop(fmt::format("cannot grow beyond {} bytes: {}; calls from here on are not in it", size,
                      reason(error)));
@@ -115,7 +121,8 @@ void LogWriter::stop(std::string_view why) {
     header().end = static_cast<std::uint64_t>(cursor_ - base_);
     header().state = LogState::kFull;
   }
-  end_ = limit_ = cursor_;
+  end_ = cursor_;
+  limit_ = end_ - kSpareBytes;  // as everywhere, so that nothing more fits
   if (options_.warn) {
     options_.warn(fmt::format("the operation log '{}' {}", options_.path.string(), why));
   }
@@ -157,13 +164,23 @@ void LogWriter::end(std::uint8_t outcome) {
     check = check_.add(first, second);
   } else {
     const auto num_answers = static_cast<std::uint64_t>(cursor_ - answers_);
+    if (num_answers > kMostAnswers) {
+      record_ = record;
+      stop(fmt::format("has no room for the {} answers of a call; calls from here on are not in it",
+                       num_answers));
+      record_ = nullptr;
+      return;
+    }
     second |= num_answers << 32;
     // The file grows by whole words, so there is room for the padding.
     cursor_ = answers_ + (num_answers + 7) / 8 * 8;
     check =
         check_.add(first, second, std::span<const std::byte>(record + sizeof(LogRecord), cursor_));
   }
-  put_word(put_word(record, first | check << 16), second);
+  // The word that says that it has returned comes last: what is there when it is, is whole.
+  put_word(record + 8, second);
+  std::atomic_signal_fence(std::memory_order_release);
+  put_word(record, first | check << 16);
   ++num_calls_;
 }
 

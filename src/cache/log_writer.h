@@ -127,7 +127,7 @@ class LogWriter final : public device::Witness {
   // Room for a record without words and the answers of a small call: not asked for again.
   static constexpr std::size_t kSpareBytes = 32;
 
-  LogWriter() : Witness(false) {}
+  LogWriter();
   Result<void> open(const OperationLogOptions& options, std::string_view config);
   [[gnu::cold, gnu::noinline]] void wait_for_turn() const;
   [[gnu::cold, gnu::noinline]] void wake_next() const;
@@ -187,6 +187,7 @@ class LogWriter final : public device::Witness {
   std::size_t latest_ = 0;
 
   OperationLogOptions options_;
+  const int process_;  // that made it
   int file_ = -1;
   std::byte* base_ = nullptr;
   std::size_t max_bytes_ = 0;

@@ -186,7 +186,7 @@ TEST_F(OperationLog, WhatIsEditedSaysWhere) {
   std::memcpy(&header, whole.data(), sizeof header);
   for (std::size_t at = 0; at < whole.size(); ++at) {
     // Nothing follows from padding, and little from the state of the file.
-    if (at % (at < header.first_record ? 29 : 3) == 0) {
+    if (at < 48 || at % (at < header.first_record ? 29 : 3) == 0) {
       std::string edited = whole;
       edited[at] = static_cast<char>(edited[at] ^ (1 << (at % 8)));
       write(edited);
@@ -270,6 +270,95 @@ TEST_F(OperationLog, EndsWhereItIsFull) {
   while (*(*replay)->step()) {
   }
   EXPECT_EQ((*replay)->num_calls(), 52) << "26 of 40,040 bytes each, made and closed";
+}
+
+// The smallest records go up to the last word that there is room for, and no further.
+TEST_F(OperationLog, EndsAtItsLastWord) {
+  for (const int shift : {0, 1, 2, 3}) {
+    std::filesystem::remove(path());
+    int num_warnings = 0;
+    {
+      KvCacheConfig wanted = config();
+      wanted.operation_log.max_bytes = 1 << 20;
+      wanted.operation_log.warn = [&](std::string_view) { ++num_warnings; };
+      TestCache cache(std::move(wanted));
+      Sequence sequence = cache.create(numbers(0, 2 * shift + 1));
+      cache.resume(sequence);
+      ASSERT_TRUE(sequence.resize(1).has_value());
+      for (int i = 0; i < 70'000; ++i) {
+        ASSERT_TRUE(sequence.resize(1 + i % 3).has_value());
+        if (i % 1000 == 0) {
+          ASSERT_TRUE(sequence.suspend().has_value());
+          cache.resume(sequence);
+        }
+      }
+      ASSERT_TRUE(sequence.resize(1).has_value());
+      ASSERT_TRUE(sequence.commit(numbers(0, 1)).has_value());
+    }
+    EXPECT_EQ(num_warnings, 1);
+    EXPECT_GT(std::filesystem::file_size(path()), (1u << 20) - 64);
+    const auto made = replay();
+    EXPECT_TRUE(made.has_value()) << made.error().text();
+  }
+}
+
+// Which event a commit was given, and of how many it is merged, is among what the log knows.
+TEST_F(OperationLog, EventsMayBeMergedSharedAndMany) {
+  {
+    KvCacheConfig wanted = config();
+    wanted.device_bytes = 256 << 10;
+    TestCache cache(std::move(wanted));
+    std::vector<Sequence> all;
+    std::vector<device::EventSource> steps;
+    for (int i = 0; i < 12; ++i) {
+      all.push_back(cache.create({}));
+      cache.resume(all.back());
+      ASSERT_TRUE(all.back().resize(20).has_value());
+      steps.push_back(cache.device->make_event("a step"));
+    }
+    const std::vector<device::Event> two = {steps[0].event(), steps[1].event()};
+    const device::Event both = device::merge(two);
+    for (const int round : {0, 1}) {
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const Tokens tokens = numbers(static_cast<TokenId>(100 * i) + 5 * round, 5);
+        const device::Event& written = i % 3 == 2 ? both : steps[i].event();
+        ASSERT_TRUE(all[i].commit(tokens, {written, false}).has_value());
+      }
+    }
+    for (Sequence& sequence : all) ASSERT_TRUE(sequence.suspend().has_value());
+    for (device::EventSource& step : steps) step.complete(device::EventStatus::kSucceeded);
+    for (Sequence& sequence : all) cache.resume(sequence);
+  }
+  const auto made = replay();
+  EXPECT_TRUE(made.has_value()) << made.error().text();
+}
+
+// The same digest gets another token once nobody needs the first; the log has no word of that.
+TEST_F(OperationLog, TokensOfDigestsChangeHands) {
+  {
+    TestCache cache(config());
+    TokenDigests& digests = cache.manager->token_digests();
+    Sha256Digest one = {};
+    Sha256Digest two = {};
+    two[0] = std::byte{2};
+    for (int i = 0; i < 3; ++i) {
+      const TokenId first = *digests.acquire(one);
+      const TokenId second = *digests.acquire(two);
+      Tokens tokens = numbers(100 * i, 9);
+      tokens[2] = first;
+      tokens[3] = second;
+      cache.run(tokens);
+      ASSERT_TRUE(cache.manager->clear_reusable_blocks().has_value());
+      digests.release(std::span(&first, 1));
+      digests.release(std::span(&second, 1));
+      static_cast<void>(cache.manager->take_statistics());
+    }
+  }
+  const auto replay = LogReplay::open(path());
+  while (*(*replay)->step()) {
+  }
+  (*replay)->manager().audit();
+  (*replay)->manager().token_digests().check_invariants();
 }
 
 // A log of other code, as a call with another ending would be: the call is named.

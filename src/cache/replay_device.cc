@@ -102,7 +102,7 @@ std::uint64_t Recollection::recall() {
   if (first <= kSmallAnswers) return first - 1u;
   std::uint64_t answer = first & 0x3Fu;
   int shift = 6;
-  for (std::uint8_t byte = first; (byte & 0x40) != 0 && next_ < answers_.size() && shift < 60;
+  for (std::uint8_t byte = first; (byte & 0x40) != 0 && next_ < answers_.size() && shift < 66;
        shift += 6) {
     byte = answers_[next_++];
     answer |= std::uint64_t{byte & 0x3Fu} << shift;

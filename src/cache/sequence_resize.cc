@@ -293,7 +293,13 @@ Result<void> CacheCore::resize(SequenceState& sequence, std::optional<std::int64
   const WriteLock lock(mutex_);
   const bool is_shrinking =
       history == sequence.history && num_blocks(capacity) <= num_blocks(sequence.capacity);
-  if (!is_shrinking) SLACKWATER_RETURN_IF_ERROR(grow(sequence, capacity, history));
+  if (!is_shrinking) {
+    const Result<void> grown = grow(sequence, capacity, history);
+    if (!grown.has_value()) {
+      clean_up();
+      return grown;
+    }
+  }
   shrink(sequence, capacity);
   sequence.may_be_ahead |= capacity > sequence.num_committed;
   sequence.capacity = capacity;

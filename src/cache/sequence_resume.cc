@@ -312,7 +312,9 @@ void CacheCore::build_tables(SequenceState& sequence, std::vector<Event>& arrivi
     set_slot(group, block, store_->slot(page));
     const Event& ready = store_->ready(page);
     if (ready.is_null() || ready.status() == EventStatus::kSucceeded) return;
-    if (arriving.empty() || arriving.back() != ready) arriving.push_back(ready);
+    const bool is_new =
+        arriving.empty() || device::witnessed([&] { return arriving.back() != ready; });
+    if (is_new) arriving.push_back(ready);
   };
   for (std::size_t g = 0; g < num_groups(); ++g) {
     SequenceGroup& group = sequence.groups[g];

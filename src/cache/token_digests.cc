@@ -65,9 +65,16 @@ void TokenDigests::recall(TokenId token, const Sha256Digest& digest) {
     free_.push_back(static_cast<std::uint32_t>(entries_.size()));
     entries_.emplace_back();
   }
+  // What the other process has released since is not known here.
+  const auto other = index_of_.find(digest);
+  if (other != index_of_.end() && other->second != index) {
+    entries_[other->second].references = 0;
+    free_.push_back(other->second);
+    index_of_.erase(other);
+  }
   Entry& recalled = entries_[index];
   if (recalled.references == 0) std::erase(free_, index);
-  if (recalled.references > 0) index_of_.erase(recalled.digest);
+  if (recalled.references > 0 && recalled.digest != digest) index_of_.erase(recalled.digest);
   recalled.digest = digest;
   ++recalled.references;
   index_of_[digest] = index;
@@ -103,6 +110,12 @@ void TokenDigests::release(std::span<const TokenId> tokens) {
     index_of_.erase(released.digest);
     free_.push_back(static_cast<std::uint32_t>(token) & ~kDigestBit);
   }
+}
+
+bool TokenDigests::is_alive(TokenId token) const {
+  const std::uint32_t index = static_cast<std::uint32_t>(token) & ~kDigestBit;
+  const std::scoped_lock lock(mutex_);
+  return is_digest_token(token) && index < entries_.size() && entries_[index].references > 0;
 }
 
 Sha256Digest TokenDigests::digest(TokenId token) const {

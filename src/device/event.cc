@@ -156,16 +156,18 @@ Event merge(std::span<const Event> events) {
     const EventStatus status = event.status();
     if (status == EventStatus::kSucceeded || (status == EventStatus::kFailed && has_failed)) return;
     if (status == EventStatus::kFailed) has_failed = true;
-    if (std::find(kept.begin(), kept.end(), event) == kept.end()) kept.push_back(event);
+    const bool is_new = kept.empty() || witnessed([&] {
+                          return std::find(kept.begin(), kept.end(), event) == kept.end();
+                        });
+    if (is_new) kept.push_back(event);
   };
   for (const Event& event : events) {
     if (event.is_null()) continue;
     const std::span<const Event> parts = event.state_->parts();
-    if (parts.empty()) {
-      keep(event);
-    } else {
-      std::for_each(parts.begin(), parts.end(), keep);
-    }
+    // Where another one had more, this one stands for them.
+    const std::size_t count = witnessed([&] { return parts.size(); });
+    for (std::size_t i = 0; i < count; ++i) keep(i < parts.size() ? parts[i] : event);
+    if (count == 0) keep(event);
   }
   if (kept.empty()) return {};
   if (kept.size() == 1) return kept.front();
@@ -174,7 +176,8 @@ Event merge(std::span<const Event> events) {
 
 Event settled(const Event& event) {
   if (event.is_done()) return {};
-  return event.state_->is_settled() ? event : Event(new SettledState(event));
+  const bool is_settled = witnessed([&] { return event.state_->is_settled(); });
+  return is_settled ? event : Event(new SettledState(event));
 }
 
 void EventSource::complete(EventStatus status) {

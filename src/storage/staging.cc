@@ -1,6 +1,7 @@
 #include "storage/staging.h"
 
 #include "slackwater/base/mutant.h"
+#include "slackwater/device/witness.h"
 
 namespace slackwater::storage {
 namespace {
@@ -37,6 +38,13 @@ Result<std::shared_ptr<StagingMemory>> Staging::make_memory() {
 }
 
 Result<void> Staging::prepare() {
+  const Result<void> replaced = replace_given_up();
+  if (device::witnessed([&] { return replaced.has_value(); })) return {};
+  if (!replaced.has_value()) return replaced;
+  return make_error(ErrorCode::kResourceExhausted, "no staging memory when this was recorded");
+}
+
+Result<void> Staging::replace_given_up() {
   for (Slot& slot : slots_) {
     if (!slot.memory->is_given_up) continue;
     SLACKWATER_ASSIGN_OR_RETURN(slot.memory, make_memory());

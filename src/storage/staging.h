@@ -65,6 +65,7 @@ class Staging {
   Staging(device::Device& device, std::size_t part_bytes)
       : device_(device), part_bytes_(part_bytes) {}
   Result<std::shared_ptr<StagingMemory>> make_memory();
+  Result<void> replace_given_up();
 
   device::Device& device_;
   const std::size_t part_bytes_;

@@ -7,6 +7,7 @@
 
 #include "slackwater/base/check.h"
 #include "slackwater/base/mutant.h"
+#include "slackwater/device/witness.h"
 #include "slackwater/storage/tiered_store.h"
 #include "storage/disk_page.h"
 #include "storage/staging.h"
@@ -166,10 +167,14 @@ std::vector<TieredStore::Batch> TieredStore::make_batches(std::vector<std::uint3
                             page.ready.status() == EventStatus::kSucceeded ||
                             SLACKWATER_MUTANT(failure_after_the_plan);
     Event ready = is_settled ? Event() : page.ready;
-    const auto [at, is_new] =
-        batch_of.try_emplace({page.layer_group, page.tier, ready.id()}, batches.size());
-    if (is_new) batches.push_back({page.layer_group, page.tier, std::move(ready), {}});
-    batches[at->second].pages.push_back(index);
+    const std::size_t which = device::witnessed([&] {
+      return batch_of.try_emplace({page.layer_group, page.tier, ready.id()}, batches.size())
+          .first->second;
+    });
+    if (which == batches.size()) {
+      batches.push_back({page.layer_group, page.tier, std::move(ready), {}});
+    }
+    batches[which].pages.push_back(index);
   }
   return batches;
 }

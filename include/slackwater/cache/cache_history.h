@@ -65,7 +65,13 @@ std::string describe(const MatchExplanation& explanation);
 // Cost: memory for every page there ever was, about 200 bytes and its tokens.
 class CacheHistory {
  public:
-  explicit CacheHistory(KvCacheManager& manager);
+  // What the manager was made with: KvCacheConfig.
+  struct ReuseOptions {
+    bool enable_partial_reuse = true;
+    std::int64_t reuse_match_backoff = 0;
+  };
+  explicit CacheHistory(KvCacheManager& manager) : CacheHistory(manager, ReuseOptions()) {}
+  CacheHistory(KvCacheManager& manager, const ReuseOptions& reuse);
   ~CacheHistory();
 
   // Takes in what a call has done; `call` says which one it was.
@@ -107,6 +113,7 @@ class CacheHistory {
                                  std::span<const TokenId> prompt) const;
 
   KvCacheManager& manager_;
+  const ReuseOptions reuse_;
   std::vector<std::unique_ptr<GroupKind>> kinds_;
   std::vector<Pool> pools_;                          // [layer groups] of the coldest tier
   std::map<Sha256Digest, std::vector<Page>> pages_;  // by the key of the block before

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "slackwater/base/error.h"
+#include "slackwater/cache/cache_history.h"
 #include "slackwater/cache/kv_cache_manager.h"
 #include "slackwater/cache/operation_log.h"
 #include "slackwater/cache/planned_drop.h"
@@ -57,6 +58,8 @@ class LogReplay {
 
   // As they were made; those that ended are closed.
   std::span<const Sequence> sequences() const { return sequences_; }
+  // What of its configuration decides where matches end.
+  const CacheHistory::ReuseOptions& reuse() const { return reuse_; }
   KvCacheManager& manager() { return *manager_; }
   const KvCacheManager& manager() const { return *manager_; }
 
@@ -90,6 +93,7 @@ class LogReplay {
   std::vector<Sequence> sequences_;          // as they were made
   std::vector<device::Event> events_;        // that commits were given, the latest last
   std::unordered_map<std::uint64_t, PlannedDrop> plans_;
+  CacheHistory::ReuseOptions reuse_;
   LoggedCall call_;
   std::optional<LoggedCall> interrupted_;
   std::int64_t num_calls_ = 0;

@@ -41,6 +41,7 @@ enum class LoggedKind : std::uint8_t {
   kCommitStatistics = 22,
   kDiscardStatistics = 23,
   kCommitOne = 24,  // of one token, not the last
+  kTakeStatistics = 25,
 };
 
 // "create", "resume", ...
@@ -84,6 +85,7 @@ class LogReader {
 
   // The next call; nothing at the end.
   Result<std::optional<LoggedCall>> next();
+  const std::string& name() const { return name_; }  // of the file
   // What the manager was made from, as JSON.
   std::string_view config() const { return config_; }
   // Whether it had no room for more: the manager went on without it.

@@ -48,6 +48,8 @@ class TokenDigests {
   // for this one now. CHECK: it is a digest token.
   void recall(TokenId token, const Sha256Digest& digest);
 
+  // Whether it stands for a digest now.
+  bool is_alive(TokenId token) const;
   Sha256Digest digest(TokenId token) const;
   std::size_t size() const;
   void check_invariants() const;
