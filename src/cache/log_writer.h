@@ -34,8 +34,12 @@ namespace slackwater::cache {
 // Threads: any; whoever calls waits for the one before.
 // Errors: create() gives kUnavailable for a file that cannot be made and kFailedPrecondition for
 // one that is there. A log that is full or has no disk left stops, and tells once.
-// Cost: about 40 instructions for a resize within blocks, 60 for other calls and 15 an answer; no
+// Cost: about 60 instructions for a resize within blocks, 110 for other calls and 25 an answer; no
 // heap allocation.
+//
+// Experiment (release, 10^4 pages): 382 instructions of a grant become 451, 958 of a grant and a
+// commit 1,138, 1,280 of get and free 1,440; of a cycle, an eviction or a suspend 1 to 5 % more.
+// Records of 24 bytes and up with their arguments as words came to 448 and 1,219.
 class LogWriter final : public device::Witness {
  public:
   static Result<std::unique_ptr<LogWriter>> create(const OperationLogOptions& options,
