@@ -15,6 +15,7 @@ namespace {
 
 // Far beyond any pool, and far from the ends of 32 bits.
 constexpr std::int64_t kMaxBlocks = std::int64_t{1} << 28;
+constexpr std::int64_t kMaxCapacity = kMaxBlocks << 16;  // whatever the blocks
 
 }  // namespace
 
@@ -264,7 +265,7 @@ bool CacheCore::resize_within_blocks(SequenceState& sequence, std::int64_t capac
                                      std::int64_t history) {
   // What is not even possible is for resize() to refuse; tables have an entry per block already.
   if (sequence.status != SequenceStatus::kActive || sequence.is_damaged || sequence.is_finished ||
-      history < sequence.history || history > capacity ||
+      history < sequence.history || history > capacity || capacity > kMaxCapacity ||
       !is_within_blocks(sequence, capacity, history)) {
     return false;
   }
