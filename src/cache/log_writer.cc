@@ -140,7 +140,8 @@ std::byte* LogWriter::begin_many(std::uint64_t first, std::uint32_t value, std::
 void LogWriter::start_tokens(std::uint64_t first, bool is_end, std::span<const TokenId> tokens) {
   std::byte* const at = begin_many(first, is_end ? 1 : 0, 1 + (tokens.size() + 1) / 2);
   if (at == nullptr) return;
-  std::memcpy(put_word(at, tokens.size()), tokens.data(), tokens.size_bytes());
+  std::byte* const after = put_word(at, tokens.size());
+  if (!tokens.empty()) std::memcpy(after, tokens.data(), tokens.size_bytes());
 }
 
 void LogWriter::note_resize(std::uint32_t subject, std::int16_t more, std::uint16_t done) {

@@ -84,7 +84,7 @@ class LogWriter final : public device::Witness {
         begin_many(first_word(kind, subject), value, sizeof...(words) + (tokens.size() + 1) / 2);
     if (at == nullptr) return;
     ((at = put_word(at, words)), ...);
-    std::memcpy(at, tokens.data(), tokens.size_bytes());
+    if (!tokens.empty()) std::memcpy(at, tokens.data(), tokens.size_bytes());
   }
   // A commit says which one of the latest events it was given.
   void start_commit(std::uint32_t subject, std::span<const TokenId> tokens, bool is_end,
