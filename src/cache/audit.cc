@@ -113,6 +113,10 @@ void CacheCore::audit_own_pages(const SequenceState& sequence, std::size_t group
                      "I1: {} entries for the state in {}", own.slots.size(), expected.value());
     return;
   }
+  SLACKWATER_CHECK(own.first_block + std::ssize(own.run.pages) <=
+                       std::max(own.first_block, num_blocks(sequence.capacity)),
+                   "I2: {} pages from block {} on for a capacity of {}", own.run.pages.size(),
+                   own.first_block, sequence.capacity);
   for (std::int64_t block = sequence.num_path_blocks; block < num_blocks(sequence.capacity);
        ++block) {
     SLACKWATER_CHECK(own.stale.contains(block) || !is_null(own_page(sequence, group, block)),

@@ -33,9 +33,9 @@ namespace slackwater::cache {
 // resize(), which looks whether anything changes that others see; private ones are made under it.
 //
 // Files: cache_core.cc (making, queries, what the tree loses), sequence_open.cc (create, close,
-// pins of the path), sequence_resume.cc, sequence_resize.cc, sequence_commit.cc, publish.cc (how
-// blocks become nodes), rebalance.cc, sequence_prefetch.cc, planned_drop.cc, cache_events.cc (what
-// is told of the tree), statistics.cc, view.cc, audit.cc.
+// pins of the path), sequence_resume.cc, sequence_resize.cc, sequence_trim.cc, sequence_commit.cc,
+// publish.cc (how blocks become nodes), state_handover.cc, rebalance.cc, sequence_prefetch.cc,
+// planned_drop.cc, cache_events.cc (what is told of the tree), statistics.cc, view.cc, audit.cc.
 class CacheCore final : public RunOwners {
  public:
   static Result<std::unique_ptr<CacheCore>> create(device::Device& device, KvCacheConfig config);
@@ -86,6 +86,7 @@ class CacheCore final : public RunOwners {
   bool resize_within_blocks(SequenceState& sequence, std::int64_t capacity, std::int64_t history);
   Result<void> resize(SequenceState& sequence, std::optional<std::int64_t> capacity,
                       std::optional<std::int64_t> history);
+  Result<void> trim(SequenceState& sequence, std::int64_t capacity);
   Result<void> commit(SequenceState& sequence, std::span<const TokenId> tokens,
                       const CommitOptions& options);
   Result<void> stop_committing(SequenceState& sequence);
@@ -233,6 +234,8 @@ class CacheCore final : public RunOwners {
                                 std::span<const BlockRange> stale);
   bool has_stale_pages(const SequenceState& sequence, std::span<const BlockRange> stale);
   void shrink(SequenceState& sequence, std::int64_t capacity);
+  static Result<void> check_trim(const SequenceState& sequence, std::int64_t capacity);
+  void shrink_suspended(SequenceState& sequence, std::int64_t capacity);
   void let_go(SequenceState& sequence, std::size_t group, const BlockRange& stale,
               device::Event& last_use);
   std::int32_t num_releasable(const SequenceState& sequence, std::size_t group,
@@ -274,7 +277,11 @@ class CacheCore final : public RunOwners {
   bool is_lost_snapshot(const PageRun& run, std::size_t index) const;
   bool put_snapshot(NodeIndex node, std::size_t group, std::int64_t position, PageId page,
                     const device::Event& written);
-  void copy_endpoint(SequenceState& sequence);
+  void copy_endpoint(SequenceState& sequence, bool publishes_state);
+  bool copy_states(SequenceState& sequence, NodeIndex node);
+  bool hand_over_states(SequenceState& sequence, NodeIndex node);
+  bool copy_to_new_states(SequenceState& sequence, std::span<const std::size_t> groups,
+                          std::vector<PageId>& copies);
   bool copy_tail(SequenceState& sequence, NodeIndex node, bool is_new);
   void pin_node(NodeIndex node, Pins change);
   NodeIndex endpoint_node(SequenceState& sequence, bool& is_new);

@@ -202,13 +202,16 @@ Result<void> Sequence::resize(std::optional<std::int64_t> capacity,
       [&] { return core_->resize(*state_, capacity, history); });
 }
 
+Result<void> Sequence::trim(std::int64_t capacity) {
+  if (state_ == nullptr) return closed("trim");
+  return core_->logged(starting(LoggedKind::kTrim, *state_, log_word(capacity)),
+                       [&] { return core_->trim(*state_, capacity); });
+}
+
 Result<void> Sequence::commit(std::span<const TokenId> tokens, const CommitOptions& options) {
   if (state_ == nullptr) return closed("commit");
-  return core_->logged(
-      [&](LogWriter& log) {
-        log.start_commit(state_->number, tokens, options.is_end, options.written);
-      },
-      [&] { return core_->commit(*state_, tokens, options); });
+  return core_->logged([&](LogWriter& log) { log.start_commit(state_->number, tokens, options); },
+                       [&] { return core_->commit(*state_, tokens, options); });
 }
 
 Result<void> Sequence::stop_committing() {
@@ -285,6 +288,9 @@ std::int64_t Sequence::num_blocks() const {
   if (state_ == nullptr) return 0;
   const std::int64_t size = core_->config().tokens_per_block;
   return (state_->capacity + size - 1) / size;
+}
+device::Event Sequence::arrived() const {
+  return (state_ == nullptr ? closed_state() : *state_).arrived;
 }
 RequestId Sequence::request() const {
   return (state_ == nullptr ? closed_state() : *state_).request;

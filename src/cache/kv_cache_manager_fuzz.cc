@@ -54,6 +54,10 @@ TEST(KvCacheManagerModel, ServesNobodyElsesBytes) {
   EXPECT_GT(sum.prefetched, 0);
   EXPECT_GT(sum.plans_dropped, 0);
   EXPECT_GT(sum.pages_counted, num_operations / 100);
+  fmt::print(stderr, "{} states handed over, {} sleepers trimmed\n", sum.states_handed_over,
+             sum.trims_of_sleepers);
+  EXPECT_GT(sum.states_handed_over, num_operations / 1000);
+  EXPECT_GT(sum.trims_of_sleepers, 0);
 }
 
 }  // namespace

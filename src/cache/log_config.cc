@@ -117,6 +117,7 @@ void for_each_number(Config& config, const Each& each) {
   each("text_only", config.text_only);
   each("enable_statistics", config.enable_statistics);
   each("snapshot_interval", config.snapshot_interval);
+  each("explicit_states", config.explicit_states);
   each("max_util_for_resume", config.max_util_for_resume);
   each("guarantee_suspend", config.guarantee_suspend);
   each("initial_pool_ratio", config.initial_pool_ratio);

@@ -17,10 +17,10 @@ static_assert(std::endian::native == std::endian::little);
 
 inline constexpr char kLogMagic[8] = {'S', 'L', 'K', 'W', 'L', 'O', 'G', '1'};
 // Raised whenever the same calls and answers may lead to another state.
-inline constexpr std::uint32_t kLogVersion = 1;
+inline constexpr std::uint32_t kLogVersion = 2;
 
 // One past the last LoggedKind.
-inline constexpr std::uint8_t kNumLoggedKinds = 26;
+inline constexpr std::uint8_t kNumLoggedKinds = 27;
 
 enum class LogState : std::uint32_t { kOpen = 0, kClosed = 1, kFull = 2 };
 

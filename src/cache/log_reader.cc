@@ -50,6 +50,7 @@ constexpr std::array<KindName, kNumLoggedKinds> kKinds = {{
     {"discard_statistics", true},
     {"commit", true},
     {"take_statistics"},
+    {"trim", true},
 }};
 
 // Bytes of a file that may be anything, in one line.

@@ -155,6 +155,7 @@ Result<void> LogReplay::perform_on(Sequence& sequence) {
     case LoggedKind::kClose: sequence.close(); return {};
     case LoggedKind::kResize:
     case LoggedKind::kResizeWithin: return resize(sequence);
+    case LoggedKind::kTrim: return sequence.trim(number(0));
     case LoggedKind::kCommit:
     case LoggedKind::kCommitOne: return commit(sequence);
     case LoggedKind::kStopCommitting: return sequence.stop_committing();
@@ -240,7 +241,8 @@ Result<void> LogReplay::commit(Sequence& sequence) {
     const auto token = static_cast<TokenId>(call_.value);
     return sequence.commit(std::span(&token, 1), options);
   }
-  options.is_end = call_.value != 0;
+  options.is_end = (call_.value & 1) != 0;
+  options.publishes_state = (call_.value & 2) != 0;
   SLACKWATER_ASSIGN_OR_RETURN(const auto committed, tokens(1, word(0)));
   return sequence.commit(committed, options);
 }

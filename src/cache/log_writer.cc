@@ -137,8 +137,9 @@ std::byte* LogWriter::begin_many(std::uint64_t first, std::uint32_t value, std::
   return put_word(at, num_words);
 }
 
-void LogWriter::start_tokens(std::uint64_t first, bool is_end, std::span<const TokenId> tokens) {
-  std::byte* const at = begin_many(first, is_end ? 1 : 0, 1 + (tokens.size() + 1) / 2);
+void LogWriter::start_tokens(std::uint64_t first, std::uint32_t value,
+                             std::span<const TokenId> tokens) {
+  std::byte* const at = begin_many(first, value, 1 + (tokens.size() + 1) / 2);
   if (at == nullptr) return;
   std::byte* const after = put_word(at, tokens.size());
   if (!tokens.empty()) std::memcpy(after, tokens.data(), tokens.size_bytes());

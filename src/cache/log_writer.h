@@ -16,6 +16,7 @@
 #include "slackwater/base/ids.h"
 #include "slackwater/cache/config.h"
 #include "slackwater/cache/operation_log.h"
+#include "slackwater/cache/sequence.h"
 #include "slackwater/device/event.h"
 #include "slackwater/device/witness.h"
 
@@ -87,14 +88,16 @@ class LogWriter final : public device::Witness {
     if (!tokens.empty()) std::memcpy(at, tokens.data(), tokens.size_bytes());
   }
   // A commit says which one of the latest events it was given.
-  void start_commit(std::uint32_t subject, std::span<const TokenId> tokens, bool is_end,
-                    const device::Event& written) {
-    const std::uint64_t event = number_of(written) << kEventShift;
-    if (tokens.size() == 1 && !is_end) {
+  void start_commit(std::uint32_t subject, std::span<const TokenId> tokens,
+                    const CommitOptions& options) {
+    const std::uint64_t event = number_of(options.written) << kEventShift;
+    const std::uint32_t parts =
+        std::uint32_t{options.is_end} | std::uint32_t{options.publishes_state} << 1;
+    if (tokens.size() == 1 && parts == 0) {
       begin(first_word(LoggedKind::kCommitOne, subject) | event,
             static_cast<std::uint32_t>(tokens[0]), 0);
     } else {
-      start_tokens(first_word(LoggedKind::kCommit, subject) | event, is_end, tokens);
+      start_tokens(first_word(LoggedKind::kCommit, subject) | event, parts, tokens);
     }
   }
   // A call that was made: a resize within blocks, which learns nothing and cannot fail.
@@ -153,7 +156,7 @@ class LogWriter final : public device::Witness {
     return words;
   }
   std::byte* begin_many(std::uint64_t first, std::uint32_t value, std::size_t num_words);
-  void start_tokens(std::uint64_t first, bool is_end, std::span<const TokenId> tokens);
+  void start_tokens(std::uint64_t first, std::uint32_t value, std::span<const TokenId> tokens);
   void end(std::uint8_t outcome);
   static std::byte* put_word(std::byte* at, std::uint64_t word) {
     std::memcpy(at, &word, sizeof word);

@@ -62,6 +62,7 @@ void KvCacheManagerModel::start(std::uint64_t seed) {
       });
   config.disk.warn = [](std::string_view) {};
   if (below(3) == 0) config.commit_policy = CommitPolicy::kEndpointsOnly;
+  config.explicit_states = has_explicit_states_ = below(3) == 0;
   config.enable_partial_reuse = below(4) != 0;
   if (below(4) == 0) config.reuse_match_backoff = static_cast<std::int64_t>(below(5));
   config.max_util_for_resume = below(3) == 0 ? 0.8 : 1;
@@ -126,6 +127,7 @@ void KvCacheManagerModel::step() {
     case kDrain: return drain();
     case kPrefetch: return prefetch();
     case kPlanDrop: return plan_drop();
+    case kTrim: return trim();
     default: return;
   }
 }
@@ -183,6 +185,7 @@ void KvCacheManagerModel::create() {
   }
   ASSERT_EQ(model.sequence.committed_tokens(),
             Tokens(model.tokens.begin(), model.tokens.begin() + model.sequence.num_committed()));
+  check_state_is_said(model);
   models_.push_back(std::move(model));
 }
 
@@ -309,7 +312,7 @@ void KvCacheManagerModel::fail_later(Model& model, std::span<const TokenId> toke
   if (model.is_stopped || s.history() != s.num_committed()) return;
   failing_.push_back(device_->make_event("a step that fails later"));
   const auto committed = s.commit(tokens.subspan(static_cast<std::size_t>(s.num_committed())),
-                                  {failing_.back().event(), below(4) == 0});
+                                  {failing_.back().event(), below(4) == 0, below(4) == 0});
   if (!committed.has_value()) {
     ASSERT_EQ(committed.error().code(), ErrorCode::kDataLoss) << committed.error().text();
   }
@@ -325,14 +328,57 @@ void KvCacheManagerModel::commit(Model& model, std::span<const TokenId> tokens, 
     while (!failing_.empty()) learn_of_failures();
     done.wait();
   }
-  const auto committed =
-      s.commit(tokens.subspan(static_cast<std::size_t>(s.num_committed())), options);
+  options.publishes_state = below(3) == 0;
+  const std::int64_t before = s.num_committed();
+  const std::optional<SlotId> slot = state_slot(model);
+  const auto committed = s.commit(tokens.subspan(static_cast<std::size_t>(before)), options);
   if (!committed.has_value()) {
     ASSERT_EQ(committed.error().code(), ErrorCode::kDataLoss) << committed.error().text();
     ASSERT_GT(num_faults_, 0) << committed.error().text();
     return drop(model);
   }
   naive_.add(model.scope, Tokens(tokens.begin(), tokens.end()));
+  know_states(model, before, options.publishes_state);
+  const bool is_moved = state_slot(model) != slot;
+  ASSERT_TRUE(!is_moved || options.publishes_state);
+  tally_.states_handed_over += is_moved;
+  // Steps from here on depend on the copies.
+  if (is_moved) model.arrived = s.arrived();
+}
+
+// Of the first recurrent group.
+std::optional<SlotId> KvCacheManagerModel::state_slot(const Model& model) const {
+  for (const LayerGroupDesc& group : manager_->layer_groups().groups()) {
+    if (!std::holds_alternative<Recurrent>(group.kind)) continue;
+    return model.sequence.slots(group.id)[0];
+  }
+  return std::nullopt;
+}
+
+// After a commit: the snapshots that somebody may find.
+void KvCacheManagerModel::know_states(Model& model, std::int64_t before, bool publishes_state) {
+  const std::int64_t end = model.sequence.num_committed();
+  std::vector<std::int64_t> positions;
+  for (const std::int64_t position : model.reserved) {
+    if (before < position && position <= end) positions.push_back(position);
+  }
+  if (publishes_state) positions.push_back(end);
+  for (const std::int64_t position : positions) {
+    naive_.add_state(model.scope, Tokens(model.tokens.begin(), model.tokens.begin() + position));
+  }
+}
+
+// Where states have to be said, a match ends with one that was.
+void KvCacheManagerModel::check_state_is_said(const Model& model) const {
+  const std::int64_t reused = model.sequence.num_committed();
+  const auto groups = manager_->layer_groups().groups();
+  const bool has_states = std::any_of(groups.begin(), groups.end(), [](const auto& group) {
+    return std::holds_alternative<Recurrent>(group.kind);
+  });
+  if (!has_explicit_states_ || !has_states || reused == 0) return;
+  ASSERT_TRUE(
+      naive_.has_state(model.scope, Tokens(model.tokens.begin(), model.tokens.begin() + reused)))
+      << "at " << reused;
 }
 
 void KvCacheManagerModel::grow() {
@@ -356,6 +402,39 @@ void KvCacheManagerModel::shrink() {
   recount_.resized(model->counted, s, *manager_);
 }
 
+// Room for drafts is taken, and then the sequence has to sleep.
+void KvCacheManagerModel::sleep_with_room(Model& model) {
+  const std::int64_t capacity = model.sequence.capacity() + static_cast<std::int64_t>(below(30));
+  fit_table(model, capacity);
+  const Before before = look_at(model);
+  const auto resized = model.sequence.resize(capacity);
+  if (!resized.has_value()) return expect_refused(resized.error(), model, before);
+  recount_.resized(model.counted, model.sequence, *manager_);
+  ASSERT_TRUE(model.sequence.suspend().has_value());
+}
+
+// In any state; what is refused changes nothing.
+void KvCacheManagerModel::trim() {
+  Model* const model = random_sequence();
+  if (model == nullptr) return;
+  if (model->sequence.status() == SequenceStatus::kActive && below(3) != 0) {
+    sleep_with_room(*model);
+    if (below(2) == 0) return;
+  }
+  Sequence& s = model->sequence;
+  const Before before = look_at(*model);
+  for (const std::int64_t wrong : {s.capacity() + 1, s.history() - 1}) {
+    ASSERT_EQ(s.trim(wrong).error().code(), ErrorCode::kInvalidArgument);
+  }
+  ASSERT_EQ(look_at(*model), before);
+  const std::int64_t blocks = s.num_blocks();
+  const auto spare = static_cast<std::uint64_t>(s.capacity() - s.history());
+  ASSERT_TRUE(s.trim(s.history() + static_cast<std::int64_t>(below(spare + 1))).has_value());
+  recount_.resized(model->counted, s, *manager_);
+  const bool is_asleep = s.status() == SequenceStatus::kSuspended;
+  tally_.trims_of_sleepers += is_asleep && s.num_blocks() < blocks;
+}
+
 void KvCacheManagerModel::stop() {
   Model* const model = random_sequence();
   if (model == nullptr || below(4) != 0) return;
@@ -368,7 +447,8 @@ void KvCacheManagerModel::end() {
   if (model == nullptr || model->is_stopped) return;
   Sequence& s = model->sequence;
   if (s.history() != s.num_committed()) return;
-  const auto ended = s.commit({}, {{}, true});
+  const bool publishes_state = below(2) == 0;
+  const auto ended = s.commit({}, {{}, true, publishes_state});
   if (!ended.has_value()) {
     ASSERT_EQ(ended.error().code(), ErrorCode::kDataLoss) << ended.error().text();
   }
@@ -376,6 +456,7 @@ void KvCacheManagerModel::end() {
   if (ended.has_value()) {
     ASSERT_EQ(s.resize(s.capacity(), s.history() + 1).has_value(), false);
     ASSERT_EQ(s.commit({}).error().code(), ErrorCode::kFailedPrecondition);
+    know_states(*model, s.num_committed(), publishes_state);
   }
   model->is_stopped = ended.has_value();
   if (below(2) == 0) plan_drop_of(*model);
@@ -407,7 +488,9 @@ void KvCacheManagerModel::reserve() {
   const auto reserved = model->sequence.reserve_snapshot(position);
   if (!reserved.has_value()) {
     ASSERT_EQ(reserved.error().code(), ErrorCode::kResourceExhausted) << reserved.error().text();
+    return;
   }
+  model->reserved.push_back(position);
 }
 
 void KvCacheManagerModel::cancel() {

@@ -72,6 +72,7 @@ class KvCacheManagerModel {
     kDrain,
     kPrefetch,
     kPlanDrop,
+    kTrim,
     kNumOperations
   };
 
@@ -81,6 +82,7 @@ class KvCacheManagerModel {
     std::vector<TokenId> tokens;  // what it has computed, and will
     ReuseScope scope;
     bool is_stopped = false;
+    std::vector<std::int64_t> reserved;  // positions of snapshots, all there ever were
     bool was_resumed = false;
     device::Event arrived;
     StatisticsRecount::Request counted;
@@ -141,10 +143,15 @@ class KvCacheManagerModel {
   void fail_later(Model& model, std::span<const TokenId> tokens);
   void learn_of_failures();
   void commit(Model& model, std::span<const TokenId> tokens, const device::Event& done);
+  std::optional<SlotId> state_slot(const Model& model) const;
+  void know_states(Model& model, std::int64_t before, bool publishes_state);
+  void check_state_is_said(const Model& model) const;
   void choose_counting(SequenceOptions& options);
   void settle_statistics(Model& model);
   void grow();
   void shrink();
+  void trim();
+  void sleep_with_room(Model& model);
   void stop();
   void end();
   void close();
@@ -186,6 +193,7 @@ class KvCacheManagerModel {
   bool is_logged_ = false;
   std::filesystem::path log_path_;
   bool has_events_ = false;
+  bool has_explicit_states_ = false;
   CommitPolicy policy_ = CommitPolicy::kEveryBlock;
 
   std::unique_ptr<device::SimDevice> device_;

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -22,7 +23,18 @@ class NaiveCache {
   void add(const ReuseScope& scope, const std::vector<TokenId>& tokens) {
     known_[key(scope)].push_back(tokens);
   }
-  void clear() { known_.clear(); }
+  void clear() {
+    known_.clear();
+    states_.clear();
+  }
+
+  // Somebody has said that there is a state of exactly these tokens.
+  void add_state(const ReuseScope& scope, const std::vector<TokenId>& tokens) {
+    states_.insert({key(scope), tokens});
+  }
+  bool has_state(const ReuseScope& scope, const std::vector<TokenId>& tokens) const {
+    return states_.contains({key(scope), tokens});
+  }
 
   // The longest front of a query that somebody has committed: nobody can find more.
   std::int64_t content(const ReuseScope& scope, std::span<const TokenId> query) const {
@@ -43,6 +55,7 @@ class NaiveCache {
   static Key key(const ReuseScope& scope) { return {scope.adapter, scope.salt}; }
 
   std::map<Key, std::vector<std::vector<TokenId>>> known_;
+  std::set<std::pair<Key, std::vector<TokenId>>> states_;
 };
 
 // What the operations came to, so that a test that does nothing shows.
@@ -68,6 +81,8 @@ struct Tally {
   std::int64_t plans = 0;
   std::int64_t plans_dropped = 0;
   std::int64_t pages_counted = 0;
+  std::int64_t states_handed_over = 0;
+  std::int64_t trims_of_sleepers = 0;  // that gave something back
 
   void add(const Tally& other) {
     steps_judged += other.steps_judged;
@@ -91,6 +106,8 @@ struct Tally {
     plans += other.plans;
     plans_dropped += other.plans_dropped;
     pages_counted += other.pages_counted;
+    states_handed_over += other.states_handed_over;
+    trims_of_sleepers += other.trims_of_sleepers;
   }
 };
 

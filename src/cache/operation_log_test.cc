@@ -56,7 +56,10 @@ class OperationLog : public testing::Test {
     ASSERT_TRUE(first.reserve_snapshot(13).has_value());
     first.cancel_snapshot(13);
     cache.compute(first, tokens);
+    ASSERT_TRUE(first.commit({}, {{}, false, true}).has_value());
     ASSERT_TRUE(first.suspend().has_value());
+    ASSERT_TRUE(first.trim(36).has_value());
+    ASSERT_FALSE(first.trim(37).has_value());
     std::vector<SlotId> table(20);
     ASSERT_TRUE(first.set_index_table(LayerGroupId(0), table).has_value());
     ASSERT_FALSE(first.set_index_table(LayerGroupId(0), std::span(table).first(1)).has_value());
@@ -112,10 +115,11 @@ TEST_F(OperationLog, HasEveryCallInOrder) {
   }
   EXPECT_EQ(kinds,
             "opening token digest create resume resize reserve_snapshot reserve_snapshot "
-            "cancel_snapshot resize commit suspend set_index_table set_index_table! resize! "
+            "cancel_snapshot resize commit commit suspend trim trim! set_index_table "
+            "set_index_table! resize! "
             "set_quota resume stop_committing close create resume resize commit close "
             "clear_reusable_blocks create resume resize commit close shutdown ");
-  EXPECT_EQ((*replay()), 29);
+  EXPECT_EQ((*replay()), 32);
 }
 
 TEST_F(OperationLog, IsReadableAtEveryMoment) {
@@ -210,7 +214,7 @@ TEST_F(OperationLog, AnotherVersionIsNamed) {
   std::string other = bytes();
   other[8] = 9;
   write(other);
-  expect_error(ErrorCode::kUnimplemented, "has version 9 at offset 8; this program reads 1");
+  expect_error(ErrorCode::kUnimplemented, "has version 9 at offset 8; this program reads 2");
   other[0] = 'X';
   write(other);
   expect_error(ErrorCode::kDataLoss, "at offset 0 it says 'XLKWLOG1'");

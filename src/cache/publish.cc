@@ -347,8 +347,11 @@ void CacheCore::publish_state(SequenceState& sequence) {
   const std::int64_t end = sequence.num_committed;
   const NodeIndex node = node_of_position(sequence, end);
   // A step for which there is, or was, room may be under way, and the state is written in place.
-  const bool is_of_end =
+  const bool seems_of_end =
       sequence.history == end && (!sequence.may_be_ahead || sequence.is_finished);
+  const bool is_said_aloud =
+      config_.explicit_states && !SLACKWATER_MUTANT(explicit_state_published_by_close);
+  const bool is_of_end = sequence.ends_with_state || (seems_of_end && !is_said_aloud);
   if (!is_of_end || sequence.is_state_unknown || node == kNoNode) return;
   const Event last_use = record(sequence);
   for (std::size_t g = 0; g < num_groups(); ++g) {
@@ -443,31 +446,44 @@ bool CacheCore::copy_tail(SequenceState& sequence, NodeIndex index, bool is_new)
   return true;
 }
 
-// What is needed to go on from here stays behind as a copy, as far as there is room.
-void CacheCore::copy_endpoint(SequenceState& sequence) {
-  if (std::ssize(sequence.unpublished) >= config_.tokens_per_block) return;
+// Copies of the states of the end become snapshots. False where there is no room for one.
+bool CacheCore::copy_states(SequenceState& sequence, NodeIndex node) {
   const std::int64_t end = sequence.num_committed;
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (kind(g).has_block_pages()) continue;
+    if (has_snapshot(node, g, end)) continue;
+    const std::optional<PageId> copy = try_allocate(g);
+    if (!copy.has_value()) return false;
+    const PageId state = sequence.groups[g].run.pages[0];
+    if (!store_->copy(state, *copy).has_value()) {
+      store_->release(*copy);
+      return false;
+    }
+    sequence.stream->wait(store_->ready(*copy));
+    if (sequence.is_counted) count_copy(sequence, g, state);
+    put_snapshot(node, g, end, *copy, sequence.written);
+  }
+  return true;
+}
+
+// What is needed to go on from here stays behind, as far as there is room: of a partial block a
+// copy, and of states as well, where they may be taken to be of the end. Where the caller says that
+// they are, they are handed over.
+void CacheCore::copy_endpoint(SequenceState& sequence, bool publishes_state) {
+  if (std::ssize(sequence.unpublished) >= config_.tokens_per_block) {
+    if (publishes_state) ++counters_.snapshots_skipped;
+    return;
+  }
   bool is_new = false;
   const NodeIndex node = endpoint_node(sequence, is_new);
   if (node == kNoNode) ++counters_.snapshots_skipped;
   if (node == kNoNode || tree_->node(node).is_root()) return;
   pin_node(node, {0, 1});
   bool has_room = sequence.unpublished.empty() || copy_tail(sequence, node, is_new);
-  for (std::size_t g = 0; g < num_groups() && has_room; ++g) {
-    if (kind(g).has_block_pages()) continue;
-    if (has_snapshot(node, g, end)) continue;
-    const std::optional<PageId> copy = try_allocate(g);
-    has_room = copy.has_value();
-    if (!has_room) break;
-    const PageId state = sequence.groups[g].run.pages[0];
-    if (!store_->copy(state, *copy).has_value()) {
-      store_->release(*copy);
-      has_room = false;
-      break;
-    }
-    sequence.stream->wait(store_->ready(*copy));
-    if (sequence.is_counted) count_copy(sequence, g, state);
-    put_snapshot(node, g, end, *copy, sequence.written);
+  if (publishes_state) {
+    has_room = has_room && hand_over_states(sequence, node);
+  } else if (!config_.explicit_states) {
+    has_room = has_room && copy_states(sequence, node);
   }
   if (!has_room) {
     ++counters_.snapshots_skipped;

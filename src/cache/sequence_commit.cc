@@ -48,11 +48,9 @@ Result<void> CacheCore::check_commit(const SequenceState& sequence, std::int64_t
         sequence.request.value());
   }
   if (sequence.arrived.status() == EventStatus::kFailed) {
-    return make_error(
-        ErrorCode::kDataLoss,
-        "pages of request {} did not arrive when it was resumed; close it and compute "
-        "it again",
-        sequence.request.value());
+    return make_error(ErrorCode::kDataLoss,
+                      "pages of request {} did not arrive; close it and compute it again",
+                      sequence.request.value());
   }
   return {};
 }
@@ -116,12 +114,16 @@ Result<void> CacheCore::commit(SequenceState& sequence, std::span<const TokenId>
     sequence.written = device::merge(all);
   }
   publish(sequence);
+  const bool publishes_state = options.publishes_state && first_recurrent_ < num_groups();
   if (options.is_end) {
     sequence.is_finished = true;
+    sequence.ends_with_state = publishes_state;
     publish_tail(sequence);
     sequence.is_committing = false;
+  } else if (publishes_state) {
+    copy_endpoint(sequence, true);
   } else if (config_.commit_policy == CommitPolicy::kEndpointsOnly && !tokens.empty()) {
-    copy_endpoint(sequence);
+    copy_endpoint(sequence, false);
   }
   if (!sequence.snapshots.empty()) publish_snapshots(sequence);
   clean_up();

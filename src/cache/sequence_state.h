@@ -59,7 +59,8 @@ struct SequenceState {
   std::int64_t capacity = 0;
   std::vector<TokenId> unpublished;  // the tokens [path, num_committed)
   bool is_committing = true;
-  bool is_finished = false;  // committed with is_end
+  bool is_finished = false;      // committed with is_end
+  bool ends_with_state = false;  // and the state is known to be of there
   bool was_resumed = false;
   bool is_damaged = false;        // a page of its own was lost
   bool may_be_ahead = false;      // there was room past the end since: the state may be of there

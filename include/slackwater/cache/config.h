@@ -112,6 +112,11 @@ struct KvCacheConfig {
   // Tokens between two snapshots of a long prompt, beside those at its end; 0: none. Any number
   // is legal: snapshots need no alignment.
   std::int64_t snapshot_interval = 0;
+  // Recurrent states become snapshots only where a commit says so (CommitOptions::publishes_state),
+  // or where they were written to a reserved one: never by close(), by the end, or by
+  // CommitPolicy::kEndpointsOnly alone. For whoever keeps states that are behind what is committed,
+  // as replay of accepted drafts does.
+  bool explicit_states = false;
 
   // No sequence resumes while more than this share of some pool group's device slots is locked.
   double max_util_for_resume = 0.97;

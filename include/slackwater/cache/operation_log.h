@@ -42,6 +42,7 @@ enum class LoggedKind : std::uint8_t {
   kDiscardStatistics = 23,
   kCommitOne = 24,  // of one token, not the last
   kTakeStatistics = 25,
+  kTrim = 26,
 };
 
 // "create", "resume", ...

@@ -48,8 +48,22 @@ struct CommitOptions {
   // committed once it has succeeded; when it fails they never do.
   device::Event written;
   // Nothing is written any more: what is left over is committed too. The state of the end becomes
-  // a snapshot, and its entry in the index table kNoSlot.
+  // a snapshot, and its entry in the index table kNoSlot; with KvCacheConfig::explicit_states only
+  // together with publishes_state.
   bool is_end = false;
+  // The caller vouches that once `written` has succeeded, the recurrent states are exactly those of
+  // the end of what is committed after this call, and that nothing that is queued by then goes on
+  // from there. They become snapshots, wherever that is, and a partial block there is copied.
+  //
+  // Without is_end the sequence goes on in copies: the entry of its states in the index table names
+  // another slot from then on, so look at slots() again. The copies wait for `written`, and the
+  // stream of the sequence for them; arrived() tells of them too. Where one fails, commit() says
+  // kDataLoss, and the snapshot is good all the same.
+  //
+  // Skipped and counted (CacheCounters::snapshots_skipped), without a change of slots: where there
+  // is a snapshot already, where there is no room for the copies, or where somebody else is still
+  // writing the same block. Nothing where no layer is recurrent.
+  bool publishes_state = false;
 };
 
 // An entry of an index table: no page there.
@@ -109,6 +123,10 @@ class Sequence {
   // commit with is_end; kInvalidArgument also where a table of the caller's has too few entries.
   Result<void> resize(std::optional<std::int64_t> capacity,
                       std::optional<std::int64_t> history = std::nullopt);
+  // Gives back the pages past `capacity` tokens, wherever they lie: in any state but closed, for
+  // room that a sequence did not use before it was suspended. kInvalidArgument above capacity() or
+  // below history(): nothing has changed then.
+  Result<void> trim(std::int64_t capacity);
 
   // Tokens that are computed, from num_committed() on. Raises the history to at least all of them.
   // With CommitPolicy::kEndpointsOnly the history must be that of before or that of after, because
@@ -163,6 +181,9 @@ class Sequence {
   std::int64_t capacity() const;
   std::int64_t num_blocks() const;
   RequestId request() const;
+  // Whether all its pages have arrived: what resume() returned, and copies since. Null where
+  // nothing is under way.
+  device::Event arrived() const;
   const ReuseScope& scope() const;
   // What was found when it was made. Where `reused` is less than `attention`, a snapshot at
   // `content`, less the margin of every match, would have helped: the junction.
