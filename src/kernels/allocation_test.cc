@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kernels/kda/kda_problem.h"
+#include "kernels/kda/kda_replay_problem.h"
 #include "kernels/test_support.h"
 #include "slackwater/kernels/kda.h"
 #include "slackwater/kernels/matmul.h"
@@ -52,6 +53,25 @@ TEST_F(AllocationThreads, AWarmKdaStepAllocatesNothing) {
                       .writes = {write_at(5, 0), write_at(40, 1)}};
   const std::vector<SequenceRow> rows = {row.view()};
   const KdaStepArgs args = problem.args(rows);
+  EXPECT_EQ(allocations_when_warm([&](ExecutionContext& context) { kda_step(context, args); }), 0);
+}
+
+TEST_F(AllocationThreads, AWarmVerifyRoundAllocatesNothing) {
+  Random random(146);
+  ReplayProblem problem({.num_slots = 1}, random);
+  Runner reference(Target::kReference);
+  problem.run(reference,
+              {{.tokens = {1, 2, 3, 4}, .page = 0, .writes = {write_at(1, 0)}, .num_pending = 0}});
+  const StateWrite write = write_at(1, 0);
+  const std::vector<SequenceRow> rows = {{.first_token = 0,
+                                          .num_tokens = 4,
+                                          .first_position = 4,
+                                          .block_table = {},
+                                          .state_page = SlotId(0),
+                                          .writes = std::span(&write, 1),
+                                          .num_pending = 3}};
+  KdaStepArgs args = problem.source().args(rows);
+  problem.point(args);
   EXPECT_EQ(allocations_when_warm([&](ExecutionContext& context) { kda_step(context, args); }), 0);
 }
 

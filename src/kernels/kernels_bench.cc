@@ -14,6 +14,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -54,6 +55,7 @@ struct KdaWorkload {
   const char* name;
   std::int32_t num_heads, head_dim, num_tokens;
   Source source;
+  std::int32_t max_records = 0;
 };
 constexpr KdaWorkload kKdaWorkloads[] = {
     {"demo/decode", 4, 64, 1, Source::kHot},
@@ -61,6 +63,19 @@ constexpr KdaWorkload kKdaWorkloads[] = {
     {"kimi_linear/decode_hot", 32, 128, 1, Source::kHot},
     {"kimi_linear/decode", 32, 128, 1, Source::kMemory},
     {"kimi_linear/prefill_64", 32, 128, 64, Source::kMemory},
+};
+
+// A verify round beside the decode steps that it stands for: as many drafts as there is room for
+// records. `kimi_k3` is one of 16 ranks.
+struct VerifyWorkload {
+  const char* name;
+  std::int32_t num_heads, head_dim, max_records;
+};
+constexpr VerifyWorkload kVerifyWorkloads[] = {
+    {"kimi_linear/3_drafts", 32, 128, 3},
+    {"kimi_linear/7_drafts", 32, 128, 7},
+    {"kimi_k3/3_drafts", 6, 128, 3},
+    {"kimi_k3/7_drafts", 6, 128, 7},
 };
 
 struct MlaWorkload {
@@ -220,14 +235,16 @@ void run_matmul(benchmark::State& state, const MatmulWorkload& workload, int num
 // One sequence's step: inputs, constants, and pages in the working set.
 class KdaCall {
  public:
-  KdaCall(std::string_view name, const KdaWorkload& workload)
+  KdaCall(std::string_view name, const KdaWorkload& workload) : KdaCall(name, workload, 0) {}
+  // With so many slots, or with as many as the workload's source asks for.
+  KdaCall(std::string_view name, const KdaWorkload& workload, std::int64_t num_slots)
       : workload_(workload),
         width_(std::int64_t{workload.num_heads} * workload.head_dim),
         tokens_(random_floats(5 * width_ * workload.num_tokens)),
         beta_(random_floats(std::int64_t{workload.num_heads} * workload.num_tokens)),
         constants_(random_floats(13 * width_)),
         decay_rate_(static_cast<std::size_t>(workload.num_heads)),
-        num_slots_(num_pieces(workload.source, slot_bytes())),
+        num_slots_(num_slots > 0 ? num_slots : num_pieces(workload.source, slot_bytes())),
         pages_(working_set(name, static_cast<std::size_t>(num_slots_) * slot_bytes())) {
     std::ranges::fill(decay_rate_.span(), 1.0f);
     const std::int64_t section = width_ * workload.num_tokens;
@@ -244,22 +261,48 @@ class KdaCall {
     args_.beta_stride = workload.num_heads;
     args_.dt_bias = constants_.data() + 12 * width_;
     args_.decay_rate = decay_rate_.data();
-    args_.pages = {.state_base = reinterpret_cast<float*>(pages_.data()),
-                   .window_base = reinterpret_cast<float*>(pages_.data()) + state_floats(),
-                   .slot_stride = static_cast<std::int64_t>(slot_bytes() / sizeof(float)),
-                   .num_slots = static_cast<std::int32_t>(num_slots_)};
+    float* next = reinterpret_cast<float*>(pages_.data());
+    const auto take = [&next](std::int64_t floats) { return std::exchange(next, next + floats); };
+    const auto stride = static_cast<std::int64_t>(slot_bytes() / sizeof(float));
+    args_.pages.state_base = take(state_floats());
+    args_.pages.window_base = take(window_floats());
+    args_.pages.slot_stride = stride;
+    args_.pages.num_slots = static_cast<std::int32_t>(num_slots_);
+    const std::int64_t max_records = workload.max_records;
+    for (float*& conv : records_.conv_base) {
+      conv = take(kda_conv_record_floats(max_records, width_));
+    }
+    records_.qkg_base = take(kda_qkg_record_floats(max_records, width_));
+    records_.v_base = take(max_records * width_);
+    records_.beta_base = take(max_records * kda_beta_record_stride(workload.num_heads));
+    records_.slot_stride = stride;
+    records_.num_slots = args_.pages.num_slots;
+    records_.max_records = workload.max_records;
   }
   KdaCall(const KdaCall&) = delete;
   KdaCall& operator=(const KdaCall&) = delete;
 
   // Advances the sequence of the next slot.
-  void advance(ExecutionContext& context) {
-    const StateWrite write = {.count = workload_.num_tokens, .page = SlotId(slot_)};
-    run(context, std::span(&write, 1));
-    slot_ = slot_ + 1 < num_slots_ ? slot_ + 1 : 0;
+  void advance(ExecutionContext& context) { advance(context, workload_.num_tokens); }
+  // The same by its first tokens only.
+  void advance(ExecutionContext& context, std::int32_t num_tokens) {
+    const StateWrite write = {.count = num_tokens, .page = SlotId(slot_)};
+    args_.records = {};
+    run(context, {.num_tokens = num_tokens, .writes = std::span(&write, 1)});
+    next_slot();
+  }
+  // A verify round of the sequence of the next slot: one token and `num_drafts`.
+  void verify(ExecutionContext& context, std::int32_t num_pending, std::int32_t num_drafts) {
+    const StateWrite write = {.count = 1, .page = SlotId(slot_)};
+    args_.records = records_;
+    run(context,
+        {.num_tokens = 1 + num_drafts, .writes = std::span(&write, 1), .num_pending = num_pending});
+    next_slot();
   }
   // Reads the sequence of slot 0 and writes nothing back.
-  void look(ExecutionContext& context) { run(context, {}); }
+  void look(ExecutionContext& context) { run(context, {.num_tokens = workload_.num_tokens}); }
+
+  std::int64_t num_slots() const { return num_slots_; }
 
   // The state of slot 0.
   std::span<float> state() {
@@ -269,8 +312,8 @@ class KdaCall {
   // State and window in and out; four inputs and one output a token. Seven operations for each
   // value of the state: a product and three fused steps.
   Work work() const {
-    const auto window = kda_window_floats(workload_.num_heads, workload_.head_dim);
-    const std::int64_t floats = 2 * (state_floats() + window) + 5 * width_ * workload_.num_tokens;
+    const std::int64_t floats =
+        2 * (state_floats() + window_floats()) + 5 * width_ * workload_.num_tokens;
     return {.bytes = static_cast<double>(floats) * sizeof(float),
             .operations = 7.0 * static_cast<double>(state_floats()) * workload_.num_tokens,
             .footprint = pages_.size()};
@@ -280,18 +323,26 @@ class KdaCall {
   std::int64_t state_floats() const {
     return kda_state_floats(workload_.num_heads, workload_.head_dim);
   }
+  std::int64_t window_floats() const {
+    return kda_window_floats(workload_.num_heads, workload_.head_dim);
+  }
+  std::int64_t records_floats() const {
+    const std::int64_t max_records = workload_.max_records;
+    if (max_records == 0) return 0;
+    return 3 * kda_conv_record_floats(max_records, width_) +
+           kda_qkg_record_floats(max_records, width_) + max_records * width_ +
+           max_records * kda_beta_record_stride(workload_.num_heads);
+  }
   std::size_t slot_bytes() const {
-    const auto window = kda_window_floats(workload_.num_heads, workload_.head_dim);
-    return static_cast<std::size_t>(state_floats() + window) * sizeof(float);
+    return static_cast<std::size_t>(state_floats() + window_floats() + records_floats()) *
+           sizeof(float);
   }
 
-  void run(ExecutionContext& context, std::span<const StateWrite> writes) {
-    const SequenceRow row = {.first_token = 0,
-                             .num_tokens = workload_.num_tokens,
-                             .first_position = 100,
-                             .block_table = {},
-                             .state_page = SlotId(slot_),
-                             .writes = writes};
+  void next_slot() { slot_ = slot_ + 1 < num_slots_ ? slot_ + 1 : 0; }
+
+  void run(ExecutionContext& context, SequenceRow row) {
+    row.first_position = 100;
+    row.state_page = SlotId(slot_);
     args_.rows = std::span(&row, 1);
     kda_step(context, args_);
   }
@@ -303,6 +354,7 @@ class KdaCall {
   std::span<std::byte> pages_;
   std::int32_t slot_ = 0;
   KdaStepArgs args_;
+  ReplayRecords records_;
 };
 
 void run_kda(benchmark::State& state, const KdaWorkload& workload, int num_threads) {
@@ -349,6 +401,72 @@ void run_kda_tiny(benchmark::State& state) {
       state.counters[name + "_max"] = values.back();
     }
     state.SetIterationTime(total / (kPairs * kCalls));
+  }
+}
+
+double median(std::vector<double>& values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+// Verify rounds, with no and with all records pending, beside decode steps; states and records from
+// memory. Each iteration times all of them in turn, and the ratios are of one iteration:
+//   to_bar_P    a round over the larger of a decode step and the time that its tokens and records
+//               take where the state of the head is in the cache
+//   gain        8 decode steps over a round of 1 + 7 tokens with 3 pending
+void run_verify(benchmark::State& state, const VerifyWorkload& workload, int num_threads) {
+  constexpr int kRows = 8;
+  constexpr int kHotCalls = 64;
+  const std::int32_t drafts = workload.max_records;
+  KdaCall cold(fmt::format("verify/{}", workload.name),
+               {workload.name, workload.num_heads, workload.head_dim, 1 + drafts, Source::kMemory,
+                workload.max_records});
+  KdaCall hot("verify/hot", {"hot", 1, workload.head_dim, 1, Source::kHot});
+  Runner runner(num_threads);
+  const auto time = [](int count, const auto& call) {
+    const Seconds begin = now();
+    for (int i = 0; i < count; ++i) call();
+    return (now() - begin).count() / count;
+  };
+  const auto time_verify = [&](std::int32_t pending) {
+    return time(kRows, [&] { cold.verify(runner.context, pending, drafts); });
+  };
+  // Leaves records of a sequence in every slot.
+  for (std::int64_t i = 0; i < cold.num_slots(); ++i) cold.verify(runner.context, 0, drafts);
+  std::map<std::string, std::vector<double>> seen;
+  for (auto _ : state) {
+    const double decode = time(kRows, [&] { cold.advance(runner.context, 1); });
+    time(kHotCalls, [&] { hot.advance(runner.context); });
+    const double head_token = time(kHotCalls, [&] { hot.advance(runner.context); });
+    const double token = head_token * ceil_div(workload.num_heads, num_threads);
+    seen["decode_us"].push_back(1e6 * decode);
+    seen["token_us"].push_back(1e6 * token);
+    double total = decode;
+    for (const std::int32_t pending : {0, 3, drafts}) {
+      const double verify = time_verify(pending);
+      const std::string name = pending == 0 ? "0" : pending == drafts ? "M" : "3";
+      seen["verify_us_" + name].push_back(1e6 * verify);
+      seen["to_bar_" + name].push_back(verify / std::max(decode, (pending + 1 + drafts) * token));
+      if (pending == 3 && drafts == 7) seen["gain"].push_back(8 * decode / verify);
+      total += verify;
+    }
+    state.SetIterationTime(total);
+  }
+  for (auto& [name, values] : seen) state.counters[name] = median(values);
+}
+
+// Rounds over 40 MiB of states, for a tool that counts cache misses: what two of them count more
+// than one is what one of them costs.
+void run_misses(benchmark::State& state, std::int32_t num_heads, std::int32_t num_drafts) {
+  const std::int32_t num_slots = 640 / num_heads;
+  KdaCall call(fmt::format("misses/{}", num_drafts),
+               {"misses", num_heads, 128, 1 + num_drafts, Source::kHot, num_drafts}, num_slots);
+  Runner runner(1);
+  for (auto _ : state) {
+    for (std::int64_t i = 0; i < num_slots; ++i) {
+      if (num_drafts == 0) call.advance(runner.context);
+      if (num_drafts > 0) call.verify(runner.context, num_drafts, num_drafts);
+    }
   }
 }
 
@@ -409,17 +527,33 @@ void run_mla(benchmark::State& state, const MlaWorkload& workload, int num_threa
          num_threads);
 }
 
-// Registers each workload with one thread and with all.
+// Registers each workload with one thread and with all. Some take the
+// time themselves.
 template <class Workload, class Run>
-void register_workloads(std::string_view kernel, const Workload& workloads, Run run) {
+void register_workloads(std::string_view kernel, const Workload& workloads, Run run,
+                        bool measures_itself = false) {
   const int all = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   for (const auto& workload : workloads) {
     for (const int num_threads : {1, all}) {
       const std::string name = fmt::format("{}/{}/threads:{}", kernel, workload.name, num_threads);
-      benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
-        run(state, workload, num_threads);
-      })->UseRealTime();
+      auto* registered = benchmark::RegisterBenchmark(
+          name.c_str(), [=](benchmark::State& state) { run(state, workload, num_threads); });
+      measures_itself ? registered->UseManualTime() : registered->UseRealTime();
       if (all == 1) break;
+    }
+  }
+}
+
+void register_misses() {
+  for (const std::int32_t num_heads : {32, 6}) {
+    for (const std::int32_t num_drafts : {0, 3, 7}) {
+      for (const int rounds : {1, 2}) {
+        const std::string name = fmt::format("kda_step/misses/{}_heads/{}_drafts/rounds:{}",
+                                             num_heads, num_drafts, rounds);
+        benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
+          run_misses(state, num_heads, num_drafts);
+        })->Iterations(rounds);
+      }
     }
   }
 }
@@ -430,6 +564,8 @@ void register_workloads(std::string_view kernel, const Workload& workloads, Run 
   register_workloads("matmul", kMatmulWorkloads, run_matmul);
   register_workloads("kda_step", kKdaWorkloads, run_kda);
   benchmark::RegisterBenchmark("kda_step/tiny_state", run_kda_tiny)->UseManualTime()->Iterations(1);
+  register_workloads("kda_step/verify", kVerifyWorkloads, run_verify, true);
+  register_misses();
   register_workloads("mla_attention", kMlaWorkloads, run_mla);
   return true;
 }();

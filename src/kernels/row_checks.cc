@@ -36,6 +36,44 @@ void check_slot(SlotId slot, std::int32_t num_slots) {
   }
 }
 
+// A row that does nothing at all has no use for a slot.
+bool uses_records(const SequenceRow& row) {
+  return row.num_tokens > 0 || row.num_pending > 0 || !row.writes.empty();
+}
+
+// A slot's records belong to one row, and nobody else writes the page that they go on from.
+[[maybe_unused]] void check_record_owners(std::span<const SequenceRow> rows) {
+  for (const SequenceRow& row : rows) {
+    if (!uses_records(row)) continue;
+    for (const SequenceRow& other : rows) {
+      if (&other == &row) continue;
+      SLACKWATER_CHECK(!uses_records(other) || other.state_page != row.state_page,
+                       "slot {} has the records of two rows", row.state_page.value());
+      for (const StateWrite& write : other.writes) {
+        SLACKWATER_CHECK(write.page != row.state_page,
+                         "slot {} has the records of one row and is written by another",
+                         write.page.value());
+      }
+    }
+  }
+}
+
+void check_records_of(const ReplayRecords& records, const SequenceRow& row) {
+  SLACKWATER_CHECK(0 <= row.state_page.value() && row.state_page.value() < records.num_slots,
+                   "records of slot {} of {}", row.state_page.value(), records.num_slots);
+  std::int64_t left = std::int64_t{row.num_pending} + row.num_tokens;
+  if (!row.writes.empty()) {
+    const StateWrite& last = row.writes.back();
+    SLACKWATER_CHECK(last.page == row.state_page,
+                     "the last write of a row with records is of page {}, not of its own, {}",
+                     last.page.value(), row.state_page.value());
+    left = row.num_tokens - last.count;
+  }
+  SLACKWATER_CHECK(left <= records.max_records,
+                   "{} records left by a row of {} tokens and {} pending, slots have room for {}",
+                   left, row.num_tokens, row.num_pending, records.max_records);
+}
+
 }  // namespace
 
 void check_latent_rows(const LatentPages& pages, std::span<const SequenceRow> rows) {
@@ -84,6 +122,19 @@ void check_recurrent_rows(const RecurrentPages& pages, std::span<const SequenceR
   }
 #if defined(SLACKWATER_DCHECKS)
   check_owners(rows);
+#endif
+}
+
+void check_replay_rows(const ReplayRecords& records, std::span<const SequenceRow> rows) {
+  for (const SequenceRow& row : rows) {
+    SLACKWATER_CHECK(0 <= row.num_pending && row.num_pending <= records.max_records &&
+                         row.num_pending <= row.first_position,
+                     "{} pending records at position {}, slots have room for {}", row.num_pending,
+                     row.first_position, records.max_records);
+    if (records.max_records > 0 && uses_records(row)) check_records_of(records, row);
+  }
+#if defined(SLACKWATER_DCHECKS)
+  if (records.max_records > 0) check_record_owners(rows);
 #endif
 }
 

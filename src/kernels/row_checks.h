@@ -16,6 +16,11 @@ void check_latent_rows(const LatentPages& pages, std::span<const SequenceRow> ro
 // another row.
 void check_recurrent_rows(const RecurrentPages& pages, std::span<const SequenceRow> rows);
 
+// Aborts where a row has more pending records than there is room for or tokens before it, its
+// records lie in a slot that does not exist or would be more than fit, it writes pages but not its
+// own, or (with DCHECK) two rows have their records in one slot.
+void check_replay_rows(const ReplayRecords& records, std::span<const SequenceRow> rows);
+
 }  // namespace slackwater::kernels
 
 #endif  // SLACKWATER_KERNELS_ROW_CHECKS_H_

@@ -24,10 +24,21 @@ constexpr std::int64_t kda_window_floats(std::int64_t heads, std::int64_t head_d
   return 3 * kWindowRows * heads * head_dim;
 }
 
+// Floats of one slot's replay records in a layer, for at most `max_records` of them.
+constexpr std::int64_t kda_conv_record_floats(std::int64_t max_records, std::int64_t width) {
+  return (kWindowRows + max_records) * width;
+}
+constexpr std::int64_t kda_qkg_record_floats(std::int64_t max_records, std::int64_t width) {
+  return 3 * max_records * width;
+}
+// From one record's betas to the next: rows of 16 bytes.
+constexpr std::int64_t kda_beta_record_stride(std::int64_t heads) { return (heads + 3) / 4 * 4; }
+
 // Kimi Delta Attention of one layer over a ragged batch: short convolution, gates, recurrence
 // and page writes, in one pass over the state.
 //
-// Source: docs/numerics.md "KDA"; formulas: Kimi Linear, arXiv 2510.26692.
+// Source: docs/numerics.md "Kimi Delta Attention"; formulas: Kimi Linear, arXiv 2510.26692; replay
+// of accepted drafts: kda_replay.md 1.3-1.6.
 // Per token, key i of head h and value column j, with S the state:
 //   c = w0*x[t-3], then three fused steps; SiLU; q and k normalised (L2), q scaled by 1/sqrt(D)
 //   a_i = exp(g_i),  g = -(A*softplus(r)) or lower_bound*sigmoid(A*r),  r = decay + dt_bias
@@ -35,7 +46,16 @@ constexpr std::int64_t kda_window_floats(std::int64_t heads, std::int64_t head_d
 //   o_j = sum q_i S_ij (before the update) + (q.k) u_j
 // Every value of S that is stored with |S| < 2^-64 is stored as +0.
 //
-// After c_j tokens of a row, its state and window go to page_j, for every write of the row.
+// A row's state and window begin as its page advanced by its first P records: replay is the same
+// recurrence without r and o. After c_j tokens they go to page_j, for every write of the row.
+//
+// Where records are kept, what ran past the row's page stays as records:
+//   with writes     the last is of the row's own page, after c tokens: tokens [c, T) become records
+//                   [0, T - c), and the first rows of conv are the window that was written
+//   without         the page and those rows stay; the tokens become records [P, P + T)
+// Prefill and decode have c = T, a verify round T = 1 + m and c = 1, a draft model's row no write.
+// T = 0 and c = 0 commits: the P records are folded into the page.
+// Records are replaced only after the whole state of their head has replayed them.
 struct KdaStepArgs {
   std::int32_t num_heads = 0;  // H
   std::int32_t head_dim = 0;   // D, a multiple of 32 up to kMaxKdaHeadDim
@@ -55,6 +75,7 @@ struct KdaStepArgs {
   std::optional<float> gate_lower_bound;         // set: the bounded gate
 
   RecurrentPages pages;
+  ReplayRecords records;  // of the slots of `pages`
   std::span<const SequenceRow> rows;
 
   float* o = nullptr;  // [T, H * D] f32, before the output norm

@@ -1,6 +1,7 @@
 #ifndef SLACKWATER_KERNELS_VIEWS_H_
 #define SLACKWATER_KERNELS_VIEWS_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -43,6 +44,25 @@ struct RecurrentPages {
   std::int32_t num_slots = 0;
 };
 
+// The replay records of one KDA layer, beside or within the recurrent pool: an entry per slot, for
+// what ran past the page of that slot. M = max_records, D = num_heads * head_dim.
+//   conv[i]  [3 + M][D] f32, i = q, k, v: rows [0, 3) are a copy of the window in the slot's page,
+//            row 3 + r is the raw projection of record r
+//   qkg      [M][3][D] f32: q (normalised, scaled), k (normalised), g (log decay) of record r
+//   v        [M][D] f32, after convolution and SiLU
+//   beta     [M][num_heads rounded up to 4] f32, after the sigmoid
+// Each lies at its base + slot * slot_stride; strides are in floats. How many records of a slot
+// count is the row's to say (num_pending); what lies past them is never read.
+struct ReplayRecords {
+  std::array<float*, 3> conv_base = {};
+  float* qkg_base = nullptr;
+  float* v_base = nullptr;
+  float* beta_base = nullptr;
+  std::int64_t slot_stride = 0;
+  std::int32_t num_slots = 0;
+  std::int32_t max_records = 0;  // 0: none are kept
+};
+
 // After `count` of the row's tokens, state and window go to page `page`.
 struct StateWrite {
   std::int32_t count = 0;
@@ -56,11 +76,14 @@ struct SequenceRow {
   std::int32_t num_tokens = 0;
   std::int64_t first_position = 0;
   BlockTable block_table;  // covers first_position + num_tokens positions
-  SlotId state_page;       // read unless first_position == 0, where the state is +0
+  SlotId state_page;       // read unless it is at position 0, where the state is +0
   // Ascending counts in [0, num_tokens]. Written pages are distinct over the whole batch and
   // nobody else's state_page; the row's own page, where it is written, comes last. May be empty:
-  // then no page changes.
+  // then no page changes. Where records are kept, a row that writes writes its own page.
   std::span<const StateWrite> writes;
+  // P: records of slot state_page to replay before the first token. The page is at position
+  // first_position - num_pending.
+  std::int32_t num_pending = 0;
 };
 
 }  // namespace slackwater::kernels

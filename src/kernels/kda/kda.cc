@@ -13,6 +13,20 @@
 namespace slackwater::kernels {
 namespace {
 
+void check_records(const ReplayRecords& records, std::int64_t width) {
+  SLACKWATER_CHECK(records.max_records >= 0, "room for {} records", records.max_records);
+  if (records.max_records == 0) return;
+  bool is_complete = records.qkg_base != nullptr && records.v_base != nullptr;
+  for (const float* conv : records.conv_base) is_complete = is_complete && conv != nullptr;
+  SLACKWATER_CHECK(is_complete && records.beta_base != nullptr,
+                   "room for {} records without a place for them", records.max_records);
+  const std::int64_t largest = std::max(kda_conv_record_floats(records.max_records, width),
+                                        kda_qkg_record_floats(records.max_records, width));
+  SLACKWATER_CHECK(records.num_slots <= 1 || records.slot_stride >= largest,
+                   "records {} floats apart, those of a slot have {} in one piece",
+                   records.slot_stride, largest);
+}
+
 void check_shapes(const KdaStepArgs& args) {
   SLACKWATER_CHECK(args.num_heads > 0 && args.head_dim > 0 && args.head_dim % kValueTile == 0 &&
                        args.head_dim <= kMaxKdaHeadDim,
@@ -29,6 +43,8 @@ void check_shapes(const KdaStepArgs& args) {
                    "pages {} floats apart, a state or a window has {}", args.pages.slot_stride,
                    page_floats);
   check_recurrent_rows(args.pages, args.rows);
+  check_records(args.records, width);
+  check_replay_rows(args.records, args.rows);
 }
 
 float exponential(float x) { return scalar::exp<scalar::FloatOps>(x); }

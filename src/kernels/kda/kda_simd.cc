@@ -26,13 +26,12 @@ namespace {
 inline constexpr int kColumnVectors = 2;
 static_assert(kValueTile % (kColumnVectors * kLanes) == 0);
 
-// One worker's scratch: the activations of up to kPreparedTokens tokens of one head, the head's
+// One worker's scratch: the activations of up to kPreparedTokens steps of one head, the head's
 // state between writes, and a tile of zeros.
 struct KdaScratch {
-  float *q, *k, *v, *a;  // [kPreparedTokens, D]
-  float *beta, *qk;      // [kPreparedTokens]
-  float* state;          // [D / 32][D][32]
-  float* zero_tile;      // [D][32]
+  float *q, *k, *v, *g, *a;  // [kPreparedTokens, D]
+  float* state;              // [D / 32][D][32]
+  float* zero_tile;          // [D][32]
 };
 
 KdaScratch carve(std::span<std::byte> bytes, std::int64_t head_dim) {
@@ -47,15 +46,26 @@ KdaScratch carve(std::span<std::byte> bytes, std::int64_t head_dim) {
   scratch.q = take(rows);
   scratch.k = take(rows);
   scratch.v = take(rows);
+  scratch.g = take(rows);
   scratch.a = take(rows);
   scratch.state = take(head_dim * head_dim);
   scratch.zero_tile = take(head_dim * kValueTile);
-  scratch.beta = take(kPreparedTokens);
-  scratch.qk = take(kPreparedTokens);
   return scratch;
 }
 
-// One (row, head) of the batch.
+// One step of the recurrence: a token, or a record that is replayed. Without a query it has no
+// output.
+struct Step {
+  const float* k = nullptr;  // [D] each, in the scratch or in the records
+  const float* v = nullptr;
+  const float* a = nullptr;
+  const float* q = nullptr;
+  float beta = 0;
+  float qk = 0;
+};
+using Steps = std::array<Step, kPreparedTokens>;
+
+// One (row, head) of the batch. Its steps are the pending records, then the tokens.
 struct HeadRow {
   const KdaStepArgs& args;
   const SequenceRow& row;
@@ -66,7 +76,25 @@ struct HeadRow {
   std::int64_t width() const { return std::int64_t{args.num_heads} * args.head_dim; }
   std::int64_t channel() const { return head * args.head_dim; }
   bool reads_page() const {
-    return row.first_position != 0 || SLACKWATER_MUTANT(kda_read_page_at_zero);
+    return row.first_position != row.num_pending || SLACKWATER_MUTANT(kda_read_page_at_zero);
+  }
+  // Records to replay.
+  std::int64_t pending() const {
+    if (SLACKWATER_MUTANT(kda_replay_one_more) && row.num_pending > 0) return row.num_pending + 1;
+    if (SLACKWATER_MUTANT(kda_replay_one_less) && row.num_pending > 0) return row.num_pending - 1;
+    return row.num_pending;
+  }
+  // Tokens from this one on become records.
+  std::int64_t first_recorded() const {
+    if (args.records.max_records == 0) return row.num_tokens;
+    return row.writes.empty() ? 0 : row.writes.back().count;
+  }
+  // The record that token `t` becomes.
+  std::int64_t record_of(std::int64_t t) const {
+    if (!row.writes.empty() || SLACKWATER_MUTANT(kda_append_overwrites)) {
+      return t - first_recorded();
+    }
+    return row.num_pending + t;
   }
 
   float* state_tile(SlotId page, std::int64_t tile) const {
@@ -77,10 +105,32 @@ struct HeadRow {
     return args.pages.window_base + page.value() * args.pages.slot_stride +
            (section * kWindowRows + r) * width() + channel();
   }
-  // Raw projections of token `t` of the row; negative ones lie in the window, or are +0.
+  std::int64_t records_at() const { return row.state_page.value() * args.records.slot_stride; }
+  // Rows [0, 3) are the copy of the window, row 3 + r is record r's.
+  float* conv_row(int section, std::int64_t r) const {
+    return args.records.conv_base[section] + records_at() + r * width() + channel();
+  }
+  float* record_q(std::int64_t r) const {
+    return args.records.qkg_base + records_at() + 3 * r * width() + channel();
+  }
+  float* record_k(std::int64_t r) const { return record_q(r) + width(); }
+  float* record_g(std::int64_t r) const { return record_q(r) + 2 * width(); }
+  float* record_v(std::int64_t r) const {
+    return args.records.v_base + records_at() + r * width() + channel();
+  }
+  float* record_beta(std::int64_t r) const {
+    return args.records.beta_base + records_at() + r * kda_beta_record_stride(args.num_heads) +
+           head;
+  }
+
+  // Raw projections of token `t` of the row. Before the first lie the pending records, before
+  // them the page's window, or +0.
   const float* raw(int section, std::int64_t t) const {
     if (t >= 0) return args.qkv[section] + (row.first_token + t) * args.qkv_stride + channel();
-    return reads_page() ? window_row(row.state_page, section, kWindowRows + t) : scratch.zero_tile;
+    const bool ignores = SLACKWATER_MUTANT(kda_window_ignores_pending);
+    const std::int64_t r = kWindowRows + t + (ignores ? 0 : row.num_pending);
+    if (r >= kWindowRows) return conv_row(section, r);
+    return reads_page() ? window_row(row.state_page, section, r) : scratch.zero_tile;
   }
 };
 
@@ -109,8 +159,8 @@ HWY_INLINE void normalise(float* x, std::int64_t n, const float* scale) {
   }
 }
 
-// a = exp(g) of token `t`, [D].
-HWY_INLINE void decay(const HeadRow& head_row, std::int64_t t, float* a) {
+// g and a = exp(g) of token `t`, [D] each.
+HWY_INLINE void decay(const HeadRow& head_row, std::int64_t t, float* g, float* a) {
   const KdaStepArgs& args = head_row.args;
   const std::int64_t channel = head_row.channel();
   const float* raw = args.decay + (head_row.row.first_token + t) * args.decay_stride + channel;
@@ -118,31 +168,52 @@ HWY_INLINE void decay(const HeadRow& head_row, std::int64_t t, float* a) {
   const V rate = broadcast(args.decay_rate[head_row.head]);
   for (std::int64_t i = 0; i < head_row.dim(); i += kLanes) {
     const V r = hn::Add(load(raw + i), load(bias + i));
-    const V g = args.gate_lower_bound.has_value()
-                    ? hn::Mul(broadcast(*args.gate_lower_bound), sigmoid<Ops>(hn::Mul(rate, r)))
-                    : hn::Neg(hn::Mul(rate, softplus<Ops>(r)));
-    store(exp<Ops>(g), a + i);
+    const V log_decay =
+        args.gate_lower_bound.has_value()
+            ? hn::Mul(broadcast(*args.gate_lower_bound), sigmoid<Ops>(hn::Mul(rate, r)))
+            : hn::Neg(hn::Mul(rate, softplus<Ops>(r)));
+    store(log_decay, g + i);
+    store(exp<Ops>(log_decay), a + i);
   }
 }
 
-// Fills row `slot` of the scratch with the activations of token `t`.
-HWY_INLINE void prepare(const HeadRow& head_row, std::int64_t t, std::int64_t slot) {
+// The step of token `t`, its activations in row `slot` of the scratch.
+HWY_INLINE Step prepare_token(const HeadRow& head_row, std::int64_t t, std::int64_t slot) {
   const KdaScratch& scratch = head_row.scratch;
   const std::int64_t dim = head_row.dim();
   float* q = scratch.q + slot * dim;
   float* k = scratch.k + slot * dim;
+  float* v = scratch.v + slot * dim;
+  float* a = scratch.a + slot * dim;
   convolve(head_row, 0, t, q);
   convolve(head_row, 1, t, k);
-  convolve(head_row, 2, t, scratch.v + slot * dim);
+  convolve(head_row, 2, t, v);
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   normalise(q, dim, &scale);
   normalise(k, dim, nullptr);
-  decay(head_row, t, scratch.a + slot * dim);
-  scratch.qk[slot] = sum_of_products(q, k, dim);
+  decay(head_row, t, scratch.g + slot * dim, a);
   const float beta =
       head_row.args
           .beta[(head_row.row.first_token + t) * head_row.args.beta_stride + head_row.head];
-  scratch.beta[slot] = hn::GetLane(sigmoid<Ops>(broadcast(beta)));
+  return {.k = k,
+          .v = v,
+          .a = a,
+          .q = q,
+          .beta = hn::GetLane(sigmoid<Ops>(broadcast(beta))),
+          .qk = sum_of_products(q, k, dim)};
+}
+
+// The step of record `r`: keys and values are read where they lie.
+HWY_INLINE Step prepare_record(const HeadRow& head_row, std::int64_t r, std::int64_t slot) {
+  const float* g = head_row.record_g(r);
+  float* a = head_row.scratch.a + slot * head_row.dim();
+  for (std::int64_t i = 0; i < head_row.dim(); i += kLanes) store(exp<Ops>(load(g + i)), a + i);
+  return {.k = head_row.record_k(r),
+          .v = head_row.record_v(r),
+          .a = a,
+          .q = nullptr,
+          .beta = *head_row.record_beta(r),
+          .qk = 0};
 }
 
 // Stored states are +0 below 2^-64, so that the next a * s is never denormal. A NaN stays.
@@ -151,8 +222,8 @@ HWY_INLINE V drop_tiny(V s) {
   return hn::IfThenZeroElse(hn::Lt(hn::Abs(s), broadcast(0x1p-64f)), s);
 }
 
-// Where one token's columns come from and go to: `from` and `to` have 32 floats from one key to
-// the next, and may be the same.
+// Where one step's columns come from and go to: `from` and `to` have 32 floats from one key to
+// the next, and may be the same. Without `to` the state ends here.
 struct ColumnPass {
   const float* v;
   const float* from;
@@ -160,12 +231,10 @@ struct ColumnPass {
   float* o;
 };
 
-// One prepared token through kColumnVectors vectors of columns.
-HWY_INLINE void step_columns(const KdaScratch& scratch, std::int64_t slot, std::int64_t dim,
-                             const ColumnPass& pass) {
-  const float* a = scratch.a + slot * dim;
-  const float* k = scratch.k + slot * dim;
-  const float* q = scratch.q + slot * dim;
+// One prepared step through kColumnVectors vectors of columns; without an output where it is
+// replayed.
+template <bool kHasOutput>
+HWY_INLINE void step_columns(const Step& step, std::int64_t dim, const ColumnPass& pass) {
   V p[2][kColumnVectors];
   V r[2][kColumnVectors];
   for (int chain = 0; chain < 2; ++chain) {
@@ -174,28 +243,31 @@ HWY_INLINE void step_columns(const KdaScratch& scratch, std::int64_t slot, std::
   for (std::int64_t i = 0; i < dim; i += 2) {
     for (int odd = 0; odd < 2; ++odd) {
       const int chain = SLACKWATER_MUTANT(kda_one_chain) ? 0 : odd;
-      const V ai = broadcast(a[i + odd]);
-      const V ki = broadcast(k[i + odd]);
-      const V qi = broadcast(q[i + odd]);
+      const V ai = broadcast(step.a[i + odd]);
+      const V ki = broadcast(step.k[i + odd]);
       for (int n = 0; n < kColumnVectors; ++n) {
         const V s = hn::Mul(ai, load(pass.from + (i + odd) * kValueTile + n * kLanes));
         p[chain][n] = hn::MulAdd(ki, s, p[chain][n]);
-        r[chain][n] = hn::MulAdd(qi, s, r[chain][n]);
+        if constexpr (kHasOutput) {
+          r[chain][n] = hn::MulAdd(broadcast(step.q[i + odd]), s, r[chain][n]);
+        }
       }
     }
   }
   V u[kColumnVectors];
   for (int n = 0; n < kColumnVectors; ++n) {
     const V error = hn::Sub(load(pass.v + n * kLanes), hn::Add(p[0][n], p[1][n]));
-    u[n] = hn::Mul(broadcast(scratch.beta[slot]), error);
-    store(hn::MulAdd(broadcast(scratch.qk[slot]), u[n], hn::Add(r[0][n], r[1][n])),
-          pass.o + n * kLanes);
+    u[n] = hn::Mul(broadcast(step.beta), error);
+    if constexpr (kHasOutput) {
+      store(hn::MulAdd(broadcast(step.qk), u[n], hn::Add(r[0][n], r[1][n])), pass.o + n * kLanes);
+    }
   }
+  if (pass.to == nullptr) return;
   // The decayed state is computed again rather than stored in between: a product costs less
   // than a store and a load.
   for (std::int64_t i = 0; i < dim; ++i) {
-    const V ai = broadcast(a[i]);
-    const V ki = broadcast(k[i]);
+    const V ai = broadcast(step.a[i]);
+    const V ki = broadcast(step.k[i]);
     for (int n = 0; n < kColumnVectors; ++n) {
       const std::int64_t at = i * kValueTile + n * kLanes;
       store(drop_tiny(hn::MulAdd(ki, u[n], hn::Mul(ai, load(pass.from + at)))), pass.to + at);
@@ -203,34 +275,60 @@ HWY_INLINE void step_columns(const KdaScratch& scratch, std::int64_t slot, std::
   }
 }
 
-// Runs prepared tokens [first, first + count) of the row through one state tile. `held` is where
-// the tile's state lies: a page, zeros, or the scratch. Returns where it lies afterwards.
-HWY_INLINE const float* run_tile(const HeadRow& head_row, std::int64_t tile, std::int64_t first,
-                                 std::int64_t count, const float* held) {
-  const KdaScratch& scratch = head_row.scratch;
-  const KdaStepArgs& args = head_row.args;
+// Steps [first, first + count) of a row, prepared.
+struct StepRange {
+  std::int64_t first;
+  std::int64_t count;
+  const Steps& steps;
+};
+
+HWY_INLINE void step_tile(const HeadRow& head_row, const Step& step, const ColumnPass& tile) {
+  for (int column = 0; column < kValueTile; column += kColumnVectors * kLanes) {
+    ColumnPass pass = {tile.v + column, tile.from + column, nullptr, nullptr};
+    if (tile.to != nullptr) pass.to = tile.to + column;
+    if (step.q == nullptr) {
+      step_columns<false>(step, head_row.dim(), pass);
+    } else {
+      pass.o = tile.o + column;
+      step_columns<true>(step, head_row.dim(), pass);
+    }
+  }
+}
+
+// Runs prepared steps of the row through one state tile. `held` is where the tile's state lies: a
+// page, zeros, or the scratch. Returns where it lies afterwards.
+HWY_INLINE const float* run_tile(const HeadRow& head_row, std::int64_t tile, const StepRange& range,
+                                 const float* held) {
+  const SequenceRow& row = head_row.row;
   const std::int64_t dim = head_row.dim();
+  const std::int64_t pending = head_row.pending();
   const std::size_t tile_bytes = static_cast<std::size_t>(dim * kValueTile) * sizeof(float);
-  auto write = std::ranges::lower_bound(head_row.row.writes, first == 0 ? 0 : first + 1, {},
-                                        &StateWrite::count);
-  const auto end = head_row.row.writes.end();
-  for (; write != end && write->count == first && first == 0; ++write) {
+  const auto steps_before = [pending](const StateWrite& write) { return pending + write.count; };
+  auto write = std::ranges::lower_bound(row.writes, range.first == 0 ? 0 : range.first + 1, {},
+                                        steps_before);
+  const auto end = row.writes.end();
+  for (; write != end && steps_before(*write) == 0; ++write) {
     float* page = head_row.state_tile(write->page, tile);
     if (page != held) std::memcpy(page, held, tile_bytes);
   }
-  for (std::int64_t slot = 0; slot < count; ++slot) {
-    const std::int64_t done = first + slot + (SLACKWATER_MUTANT(kda_write_late) ? 0 : 1);
-    // A token whose result is written goes straight to the page, and the next one reads it there.
-    float* to = scratch.state + tile * dim * kValueTile;
-    if (write != end && write->count == done) to = head_row.state_tile((write++)->page, tile);
-    float* o = args.o + (head_row.row.first_token + first + slot) * args.o_stride +
-               head_row.channel() + tile * kValueTile;
-    const float* v = scratch.v + slot * dim + tile * kValueTile;
-    for (int column = 0; column < kValueTile; column += kColumnVectors * kLanes) {
-      step_columns(scratch, slot, dim, {v + column, held + column, to + column, o + column});
+  for (std::int64_t slot = 0; slot < range.count; ++slot) {
+    const Step& step = range.steps[static_cast<std::size_t>(slot)];
+    const std::int64_t t = range.first + slot - pending;
+    const std::int64_t done = range.first + slot + (SLACKWATER_MUTANT(kda_write_late) ? 0 : 1);
+    // A step whose result is written goes straight to the page, and the next one reads it there.
+    // Nobody reads the state after the last token, unless it is written.
+    float* to =
+        t + 1 == row.num_tokens ? nullptr : head_row.scratch.state + tile * dim * kValueTile;
+    if (write != end && steps_before(*write) == done) {
+      to = head_row.state_tile((write++)->page, tile);
     }
+    float* o = step.q == nullptr
+                   ? nullptr
+                   : head_row.args.o + (row.first_token + t) * head_row.args.o_stride +
+                         head_row.channel() + tile * kValueTile;
+    step_tile(head_row, step, {step.v + tile * kValueTile, held, to, o});
     held = to;
-    for (; write != end && write->count == done; ++write) {
+    for (; write != end && steps_before(*write) == done; ++write) {
       std::memcpy(head_row.state_tile(write->page, tile), held, tile_bytes);
     }
   }
@@ -251,27 +349,85 @@ HWY_INLINE void write_window(const HeadRow& head_row, const StateWrite& write) {
   }
 }
 
+// What the prepared tokens leave as records, but for their raw projections.
+HWY_INLINE void save_records(const HeadRow& head_row, const StepRange& range) {
+  const std::int64_t dim = head_row.dim();
+  const std::size_t bytes = static_cast<std::size_t>(dim) * sizeof(float);
+  const std::int64_t pending = head_row.pending();
+  const std::int64_t first = std::max(range.first, pending + head_row.first_recorded());
+  for (std::int64_t index = first; index < range.first + range.count; ++index) {
+    const std::int64_t slot = index - range.first;
+    const Step& step = range.steps[static_cast<std::size_t>(slot)];
+    const std::int64_t r = head_row.record_of(index - pending);
+    const float* g = head_row.scratch.g + slot * dim;
+    if (SLACKWATER_MUTANT(kda_records_keep_decay)) g = step.a;
+    std::memcpy(head_row.record_q(r), step.q, bytes);
+    std::memcpy(head_row.record_k(r), step.k, bytes);
+    std::memcpy(head_row.record_g(r), g, bytes);
+    std::memcpy(head_row.record_v(r), step.v, bytes);
+    *head_row.record_beta(r) = step.beta;
+  }
+}
+
+// The raw projections of the records, and the copy of a window that was written.
+HWY_INLINE void save_raw(const HeadRow& head_row) {
+  const SequenceRow& row = head_row.row;
+  const std::size_t bytes = static_cast<std::size_t>(head_row.dim()) * sizeof(float);
+  for (int section = 0; section < 3; ++section) {
+    for (std::int64_t r = 0; r < kWindowRows && !row.writes.empty(); ++r) {
+      std::memcpy(head_row.conv_row(section, r), head_row.window_row(row.state_page, section, r),
+                  bytes);
+    }
+    for (std::int64_t t = head_row.first_recorded(); t < row.num_tokens; ++t) {
+      std::memcpy(head_row.conv_row(section, kWindowRows + head_row.record_of(t)),
+                  head_row.raw(section, t), bytes);
+    }
+  }
+}
+
+// Prepares steps [first, first + count) of the row.
+HWY_INLINE void prepare(const HeadRow& head_row, std::int64_t first, std::int64_t count,
+                        Steps& steps) {
+  const std::int64_t pending = head_row.pending();
+  for (std::int64_t slot = 0; slot < count; ++slot) {
+    const std::int64_t t = first + slot - pending;
+    steps[static_cast<std::size_t>(slot)] =
+        t < 0 ? prepare_record(head_row, first + slot, slot) : prepare_token(head_row, t, slot);
+  }
+}
+
 void run_head(const KdaStepArgs& args, const SequenceRow& row, std::int64_t head,
               const KdaScratch& scratch) {
   const HeadRow head_row{args, row, head, scratch};
   const std::int64_t num_tiles = head_row.dim() / kValueTile;
+  const std::int64_t num_steps = head_row.pending() + row.num_tokens;
   std::array<const float*, kMaxKdaHeadDim / kValueTile> held;
   for (std::int64_t tile = 0; tile < num_tiles; ++tile) {
     held[static_cast<std::size_t>(tile)] =
         head_row.reads_page() ? head_row.state_tile(row.state_page, tile) : scratch.zero_tile;
   }
+  Steps steps;
   std::int64_t first = 0;
   do {
-    const std::int64_t count = std::min<std::int64_t>(kPreparedTokens, row.num_tokens - first);
-    for (std::int64_t slot = 0; slot < count; ++slot) prepare(head_row, first + slot, slot);
+    const std::int64_t count = std::min<std::int64_t>(kPreparedTokens, num_steps - first);
+    prepare(head_row, first, count, steps);
+    const StepRange range = {first, count, steps};
     for (std::int64_t tile = 0; tile < num_tiles; ++tile) {
       const float*& state = held[static_cast<std::size_t>(tile)];
-      state = run_tile(head_row, tile, first, count, state);
+      state = run_tile(head_row, tile, range, state);
+      if (SLACKWATER_MUTANT(kda_records_in_place)) save_records(head_row, range);
     }
+    // Not before: all tiles of a head read the keys of the records that are replaced.
+    save_records(head_row, range);
     first += count;
-  } while (first < row.num_tokens);
-  // Last, because every token's convolution may read the window of the row's own page.
-  for (const StateWrite& write : row.writes) write_window(head_row, write);
+  } while (first < num_steps);
+  // Last, because every token's convolution may read the window of the row's own page, or the
+  // raw projections of its records.
+  for (const StateWrite& write : row.writes) {
+    if (SLACKWATER_MUTANT(kda_commit_leaves_window) && row.num_tokens == 0) continue;
+    write_window(head_row, write);
+  }
+  if (args.records.max_records > 0) save_raw(head_row);
 }
 
 }  // namespace

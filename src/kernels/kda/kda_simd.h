@@ -7,13 +7,14 @@
 
 namespace slackwater::kernels {
 
-// Tokens whose activations are prepared before the state passes over them: long enough to
-// amortise loading a state tile, short enough that keys, queries and decays stay in the L2 cache.
+// Steps, replayed records and tokens, whose activations are prepared before the state passes over
+// them: long enough to amortise loading a state tile, short enough that keys, queries and decays
+// stay in the L2 cache.
 inline constexpr std::int32_t kPreparedTokens = 32;
 
 // Bytes of scratch per worker, see KdaScratch in kda_simd.cc.
 constexpr std::size_t kda_scratch_bytes(std::int64_t head_dim) {
-  const std::int64_t activations = 4 * kPreparedTokens * head_dim + 2 * kPreparedTokens;
+  const std::int64_t activations = 5 * kPreparedTokens * head_dim;
   return static_cast<std::size_t>(activations + head_dim * head_dim + head_dim * kValueTile) *
          sizeof(float);
 }

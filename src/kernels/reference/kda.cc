@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -11,7 +13,7 @@ using scalar::FloatOps;
 
 // One token's values for one head, after convolution, activation and normalisation.
 struct HeadToken {
-  std::vector<float> q, k, v, a;  // [D] each
+  std::vector<float> q, k, v, g, a;  // [D] each
   float beta = 0;
   float qk = 0;
 };
@@ -39,10 +41,37 @@ float* page_window(const KdaStepArgs& args, SlotId page, std::int32_t head, int 
          (section * kWindowRows + row) * width + std::int64_t{head} * args.head_dim;
 }
 
+// Where a head's part of record `r` of slot `slot` lies.
+struct RecordPlace {
+  float *q, *k, *g, *v, *beta;
+};
+
+RecordPlace record_place(const KdaStepArgs& args, SlotId slot, std::int32_t head, std::int64_t r) {
+  const ReplayRecords& records = args.records;
+  const std::int64_t width = std::int64_t{args.num_heads} * args.head_dim;
+  const std::int64_t first = slot.value() * records.slot_stride;
+  const std::int64_t channel = first + std::int64_t{head} * args.head_dim;
+  float* qkg = records.qkg_base + channel + 3 * r * width;
+  return {.q = qkg,
+          .k = qkg + width,
+          .g = qkg + 2 * width,
+          .v = records.v_base + channel + r * width,
+          .beta = records.beta_base + first + head + r * kda_beta_record_stride(args.num_heads)};
+}
+
+// The window's copy has rows [0, 3), record r has row 3 + r.
+float* record_row(const KdaStepArgs& args, SlotId slot, std::int32_t head, int section,
+                  std::int64_t row) {
+  const std::int64_t width = std::int64_t{args.num_heads} * args.head_dim;
+  return args.records.conv_base[static_cast<std::size_t>(section)] +
+         slot.value() * args.records.slot_stride + row * width + std::int64_t{head} * args.head_dim;
+}
+
 HeadState load(const KdaStepArgs& args, const SequenceRow& row, std::int32_t head) {
   const std::size_t dim = static_cast<std::size_t>(args.head_dim);
   HeadState loaded{std::vector<float>(dim * dim), std::vector<float>(9 * dim)};
-  if (row.first_position == 0) return loaded;  // the page is not read: state and window are +0
+  // A page at position 0 is not read: state and window are +0.
+  if (row.first_position == row.num_pending) return loaded;
   const float* state = page_state(args, row.state_page, head);
   loaded.state.assign(state, state + dim * dim);
   for (int section = 0; section < 3; ++section) {
@@ -65,6 +94,12 @@ void store(const KdaStepArgs& args, SlotId page, std::int32_t head, const HeadSt
   }
 }
 
+// Drops the oldest raw values of a section and appends those of the next token.
+void shift(const float* raw, std::int32_t dim, float* window) {
+  std::copy(window + dim, window + 3 * dim, window);
+  std::copy(raw, raw + dim, window + 2 * dim);
+}
+
 // Convolves one section for the token whose raw values are `raw`, then shifts the window.
 std::vector<float> convolve(const KdaStepArgs& args, std::int32_t head, int section,
                             const float* raw, HeadState& held) {
@@ -80,8 +115,7 @@ std::vector<float> convolve(const KdaStepArgs& args, std::int32_t head, int sect
     c = std::fma(weight[3 * width + i], raw[i], c);
     activated[static_cast<std::size_t>(i)] = scalar::silu<FloatOps>(c);
   }
-  std::copy(window + dim, window + 3 * dim, window);
-  std::copy(raw, raw + dim, window + 2 * dim);
+  shift(raw, dim, window);
   return activated;
 }
 
@@ -115,13 +149,15 @@ HeadToken prepare(const KdaStepArgs& args, std::int32_t head, std::int64_t token
   const float* decay = args.decay + token * args.decay_stride + first;
   for (std::int32_t i = 0; i < args.head_dim; ++i) {
     const float r = decay[i] + args.dt_bias[first + i];
-    out.a.push_back(scalar::exp<FloatOps>(log_decay(args, head, r)));
+    out.g.push_back(log_decay(args, head, r));
+    out.a.push_back(scalar::exp<FloatOps>(out.g.back()));
   }
   out.beta = scalar::sigmoid<FloatOps>(args.beta[token * args.beta_stride + head]);
   return out;
 }
 
-// One token through one value column; returns its output.
+// One token through one value column; returns its output. A replayed one has no query: its output
+// was taken when it was a draft.
 float step_column(const HeadToken& token, std::int32_t head_dim, std::int32_t column,
                   std::vector<float>& state) {
   float p[2] = {0.0f, 0.0f};
@@ -131,7 +167,7 @@ float step_column(const HeadToken& token, std::int32_t head_dim, std::int32_t co
     const std::size_t key = static_cast<std::size_t>(i);
     s = token.a[key] * s;
     p[i % 2] = std::fma(token.k[key], s, p[i % 2]);
-    r[i % 2] = std::fma(token.q[key], s, r[i % 2]);
+    if (!token.q.empty()) r[i % 2] = std::fma(token.q[key], s, r[i % 2]);
   }
   const float u = token.beta * (token.v[static_cast<std::size_t>(column)] - (p[0] + p[1]));
   for (std::int32_t i = 0; i < head_dim; ++i) {
@@ -143,21 +179,78 @@ float step_column(const HeadToken& token, std::int32_t head_dim, std::int32_t co
   return std::fma(token.qk, u, r[0] + r[1]);
 }
 
+// Folds record `r` of the row's slot into state and window.
+void replay(const KdaStepArgs& args, const SequenceRow& row, std::int32_t head, std::int64_t r,
+            HeadState& held) {
+  const std::int32_t dim = args.head_dim;
+  const RecordPlace place = record_place(args, row.state_page, head, r);
+  HeadToken token;
+  token.k.assign(place.k, place.k + dim);
+  token.v.assign(place.v, place.v + dim);
+  for (std::int32_t i = 0; i < dim; ++i) token.a.push_back(scalar::exp<FloatOps>(place.g[i]));
+  token.beta = *place.beta;
+  for (std::int32_t column = 0; column < dim; ++column) {
+    step_column(token, dim, column, held.state);
+  }
+  for (int section = 0; section < 3; ++section) {
+    shift(record_row(args, row.state_page, head, section, kWindowRows + r), dim,
+          &held.window[static_cast<std::size_t>(section * 3 * dim)]);
+  }
+}
+
+// What ran past the row's page becomes records. `tokens` are those of the row.
+void leave_records(const KdaStepArgs& args, const SequenceRow& row, std::int32_t head,
+                   const std::vector<HeadToken>& tokens) {
+  if (args.records.max_records == 0) return;
+  std::int64_t r = row.num_pending;
+  std::int32_t t = 0;
+  if (!row.writes.empty()) {
+    r = 0;
+    t = row.writes.back().count;
+    for (int i = 0; i < kWindowRows; ++i) {
+      for (int section = 0; section < 3; ++section) {
+        const float* source = page_window(args, row.state_page, head, section, i);
+        std::copy(source, source + args.head_dim,
+                  record_row(args, row.state_page, head, section, i));
+      }
+    }
+  }
+  for (; t < row.num_tokens; ++t, ++r) {
+    const RecordPlace place = record_place(args, row.state_page, head, r);
+    const HeadToken& token = tokens[static_cast<std::size_t>(t)];
+    std::ranges::copy(token.q, place.q);
+    std::ranges::copy(token.k, place.k);
+    std::ranges::copy(token.g, place.g);
+    std::ranges::copy(token.v, place.v);
+    *place.beta = token.beta;
+    for (int section = 0; section < 3; ++section) {
+      const float* raw = args.qkv[static_cast<std::size_t>(section)] +
+                         (row.first_token + t) * args.qkv_stride +
+                         std::int64_t{head} * args.head_dim;
+      std::copy(raw, raw + args.head_dim,
+                record_row(args, row.state_page, head, section, kWindowRows + r));
+    }
+  }
+}
+
 void step_head(const KdaStepArgs& args, const SequenceRow& row, std::int32_t head) {
   HeadState held = load(args, row, head);
+  for (std::int64_t r = 0; r < row.num_pending; ++r) replay(args, row, head, r, held);
+  std::vector<HeadToken> tokens;
   auto write = row.writes.begin();
   for (std::int32_t done = 0;; ++done) {
     for (; write != row.writes.end() && write->count == done; ++write) {
       store(args, write->page, head, held);
     }
-    if (done == row.num_tokens) return;
+    if (done == row.num_tokens) break;
     const std::int64_t token_index = row.first_token + done;
-    const HeadToken token = prepare(args, head, token_index, held);
+    const HeadToken& token = tokens.emplace_back(prepare(args, head, token_index, held));
     float* o = args.o + token_index * args.o_stride + std::int64_t{head} * args.head_dim;
     for (std::int32_t column = 0; column < args.head_dim; ++column) {
       o[column] = step_column(token, args.head_dim, column, held.state);
     }
   }
+  leave_records(args, row, head, tokens);
 }
 
 }  // namespace
