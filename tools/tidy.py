@@ -398,9 +398,10 @@ def check_bare_noun(files):
     nouns = "|".join(sorted(BARE_NOUNS))
     declared_type = re.compile(
         rf"\b(?:class|struct|union|enum|using|concept)\s+(?:class\s+|struct\s+)?({nouns})\b", re.I)
-    # A declaration: a type, or its `*`, `&` or `>`, stands before the name.
+    # A declaration: a type, or its `*`, `&` or `>`, stands before the name. With `::` behind it, it
+    # is a namespace's.
     declared_name = re.compile(
-        rf"((?<![.>:\w])\w+|(?<!-)>|[*&])\s*\b({nouns})\b\s*([,;)=({{\[:]|$)")
+        rf"((?<![.>:\w])\w+|(?<!-)>|[*&])\s*\b({nouns})\b(?!::)\s*([,;)=({{\[:]|$)")
     for file in cxx(files):
         if not file.is_public:
             continue

@@ -1,0 +1,248 @@
+#ifndef SLACKWATER_HYBRID_HYBRID_CACHE_MANAGER_H_
+#define SLACKWATER_HYBRID_HYBRID_CACHE_MANAGER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "slackwater/base/clock.h"
+#include "slackwater/base/error.h"
+#include "slackwater/base/ids.h"
+#include "slackwater/cache/kv_cache_manager.h"
+#include "slackwater/device/device.h"
+#include "slackwater/hybrid/batch.h"
+#include "slackwater/hybrid/config.h"
+#include "slackwater/hybrid/hybrid_view.h"
+#include "slackwater/hybrid/replay_state.h"
+#include "slackwater/kernels/execution_context.h"
+
+namespace slackwater::hybrid {
+
+struct HybridRequest;
+
+struct RequestOptions {
+  RequestId request;
+  std::span<const TokenId> tokens;  // the prompt; its last token is always left to compute
+  cache::ReuseScope scope;
+  cache::PriorityCallback priority;  // empty: the default
+  std::int64_t expected_prompt_length = 0;
+};
+
+struct PublishOptions {
+  device::Event written;       // after it, the pages hold what is published
+  bool with_snapshot = false;  // of the recurrent states too, where they are of exactly the end
+  bool is_end = false;         // nothing is written any more
+};
+
+// All state of all requests of a hybrid model: attention pages, recurrent states and snapshots of
+// them in the cache, and what lies beside its pools for every recurrent slot: replay records, their
+// count, and whatever else is registered. A slot is a place; everything follows the request.
+//
+//   add_request    -> suspended; what is known of its prompt is held
+//   resume_request -> its pages are on the device; the first time, room for a save is reserved
+//   setup_state_indices -> finds the slot of every row; restores what was saved, moves what moved
+//   step_queued    -> the step is on the stream; positions advance
+//   update_resources or record_acceptance -> how many drafts were kept
+//   publish        -> what is kept becomes reusable
+//   suspend_request -> what lies beside its pages is saved, and the slot forgotten
+//   restart_request -> it comes back as context; free_resources: it is gone
+//
+// Source: MambaHybridCacheManagerV2 of TensorRT-LLM, kda_replay.md 1 to 3; required behaviours R1
+// to R22 and their tests are listed in docs/replay.md.
+// Invariants (audit):
+//   I1  0 <= P <= M for every slot.
+//   I2  a slot's entries belong to the request that owns the slot now, or P = 0.
+//   I3  every slot that is handed out is below the number of the registry's entries.
+//   I4  no two requests, and no request and a dummy, share a slot.
+//   I5  a saved entry belongs to a suspended request, or to one that is not set up since it
+//       resumed; there are as many as the registries hold.
+// Ownership: owns the cache, the registries and the requests; the device, the stream of the steps
+// and the context outlive it.
+// Threads: one thread.
+// Errors: kNotFound for a request that is not there, kFailedPrecondition for the wrong state of it,
+// kInvalidArgument for positions that do not agree, kOutOfRange for a slot past the registry,
+// kResourceExhausted where there is no room, kDataLoss where bytes are lost: restart it. Nothing
+// has changed then.
+// Cost: nothing beyond the cache's for a request that is never suspended: no copy, no allocation,
+// no wait. A suspend and the setup after it copy the slot's entries once each.
+class HybridCacheManager {
+ public:
+  // `stream` is where steps are queued. `context` runs commits of pending drafts; null: there are
+  // none.
+  static Result<std::unique_ptr<HybridCacheManager>> create(device::Device& device,
+                                                            device::Stream& stream,
+                                                            kernels::ExecutionContext* context,
+                                                            HybridConfig config);
+  ~HybridCacheManager();
+
+  // --- A request's life.
+
+  // kInvalidArgument for an id that is there already.
+  Result<void> add_request(const RequestOptions& options);
+  // Brings its pages to the device, and reserves one save the first time. What was saved stays so
+  // until it is set up. Returns when its pages have arrived.
+  Result<device::Event> resume_request(RequestId request);
+  // Saves what lies beside its pages, behind the last step, forgets its slot, and lets its pages
+  // go. What is not set up since it resumed is not saved again: that slot holds nothing of its own.
+  // A request that is not active is left as it is (kFailedPrecondition). Never refused for want of
+  // room.
+  Result<void> suspend_request(RequestId request);
+  // It comes back as context, from what is known of these tokens: whatever it had is given up, and
+  // acceptances still under way are ignored. It is suspended then.
+  Result<void> restart_request(RequestId request, std::span<const TokenId> tokens);
+  // Gives everything back, in any state. Unknown: nothing.
+  void free_resources(RequestId request);
+  // All of it. Again: nothing.
+  Result<void> shutdown();
+
+  // New lengths, in tokens, as Sequence::resize().
+  Result<void> resize(RequestId request, std::int64_t capacity,
+                      std::optional<std::int64_t> history = std::nullopt);
+
+  // --- Steps.
+
+  // Finds the slots of a batch for the recurrent layers of one tag, and makes them what the rows
+  // begin with: what was saved is restored, what moved is relocated, who is new is reset, as one
+  // permutation. Checks, before anything is queued, that every row begins where page and pending
+  // drafts end, that its slot is within bounds, and that there is room for its tokens. A batch that
+  // is then not queued has lost nothing.
+  Result<void> setup_state_indices(std::span<const BatchRow> rows, std::string_view group_tag,
+                                   BatchSetup& setup);
+  Result<void> setup_state_indices(std::span<const BatchRow> rows, BatchSetup& setup) {
+    return setup_state_indices(rows, "target", setup);
+  }
+  // Adds rows of dummies until there are `num_rows`, one token each at position 0. kOutOfRange with
+  // fewer dummies than that, kResourceExhausted where one of them cannot be resumed.
+  Result<void> pad_to(std::size_t num_rows, BatchSetup& setup);
+
+  // The step is on the stream. Rows with drafts await their acceptance; the others have none.
+  void step_queued(const BatchSetup& setup);
+  // The acceptance of the rows of a step, known on the device once the stream gets there:
+  // `num_accepted_tokens` [rows] counts golden tokens, and is read then. Dummies are skipped.
+  void record_acceptance(const BatchSetup& setup, const std::int32_t* num_accepted_tokens);
+  // The acceptance of rounds, known to the host. Goes to the slot of an active request, and to what
+  // was saved of a suspended one; room for drafts that were not kept is given back. Other epochs
+  // and rounds, and requests that are gone, are ignored and counted. kInvalidArgument for more
+  // than there were drafts: nothing has changed then.
+  Result<void> update_resources(std::span<const Acceptance> acceptances);
+  // The step has failed, or its results are not to be used: its rows come back as context.
+  void fail_step(const BatchSetup& setup);
+
+  // --- What others may reuse.
+
+  // Folds the first `count` pending drafts into the pages, and gives up the others; nothing: all.
+  Result<void> commit_pending(RequestId request, std::optional<std::int32_t> count = std::nullopt);
+  // Commits kept tokens, from num_committed() on. Only where the page is not past them and the
+  // pending drafts reach them: page position <= end <= page position + P; else nothing is
+  // published, which is counted (kFailedPrecondition). With a snapshot or at the end, pending
+  // drafts up to the end are committed first, and the request may go on in another slot.
+  Result<void> publish(RequestId request, std::span<const TokenId> tokens,
+                       const PublishOptions& options);
+  // Where snapshots of its prompt are worth taking, ascending.
+  Result<std::vector<std::int64_t>> snapshot_points(RequestId request,
+                                                    std::int64_t prompt_length) const;
+  // A page for the state at a position of the prompt, written by the context row that covers it.
+  // kResourceExhausted where there is no room: it is skipped.
+  Result<void> reserve_snapshot(RequestId request, std::int64_t position);
+
+  // --- Dummies, and shares of the pools.
+
+  // Suspends or resumes all dummies. Those that find no room stay suspended.
+  void suspend_dummies();
+  void resume_dummies();
+
+  bool need_adjustment(Nanoseconds now) const { return kv_cache_->need_adjustment(now); }
+  // Changes the shares of the pools while everybody is suspended. kFailedPrecondition where replay
+  // records lie beside the pool.
+  Result<void> adjust(Nanoseconds now);
+  Result<void> set_quota(storage::Tier tier, std::int64_t bytes);
+
+  // --- Looking.
+
+  bool has_request(RequestId request) const;
+  Result<RequestPosition> position(RequestId request) const;
+  // The slot known for it; nothing while it is suspended or not set up.
+  std::optional<SlotId> state_index(RequestId request, std::string_view group_tag = "target") const;
+  // Its share of the cache. CHECK: it is there.
+  const cache::Sequence& sequence(RequestId request) const;
+  ReplayState& replay_state(std::string_view group_tag = "target");
+  cache::KvCacheManager& kv_cache() { return *kv_cache_; }
+  const HybridConfig& config() const { return config_; }
+  HybridCounters counters() const;
+  HybridView view() const;
+  std::string describe() const;
+  void synchronize();
+  // Aborts with the invariant's number where one does not hold; waits for what is queued.
+  void audit();
+
+ private:
+  HybridCacheManager(device::Device& device, device::Stream& stream,
+                     kernels::ExecutionContext* context, HybridConfig config);
+  Result<void> make_groups();
+  Result<void> add_dummies();
+  Result<HybridRequest*> find(RequestId request);
+  Result<const HybridRequest*> find(RequestId request) const;
+  std::int32_t max_slots(const cache::LayerGroupDesc& group) const;
+  Result<std::size_t> find_tag(std::string_view group_tag) const;
+
+  // Setup of a batch.
+  Result<void> check_row(const BatchRow& row, std::size_t tag, HybridRequest& request) const;
+  Result<void> check_position(const BatchRow& row, std::size_t tag,
+                              const HybridRequest& request) const;
+  bool is_lost(HybridRequest& request, std::size_t tag);
+  void plan_row(const BatchRow& row, std::size_t tag, HybridRequest& request);
+  void plan_moves(std::size_t tag);
+  void apply_changes(std::size_t tag);
+  void fill_row(const BatchRow& row, std::size_t tag, HybridRequest& request, RowSetup& out);
+
+  void set_pending(std::size_t tag, SlotId slot, std::int32_t pending);
+  void advance(const RowSetup& row, std::size_t tag, HybridRequest& request);
+  void resolve_round(HybridRequest& request, std::int32_t num_accepted);
+  void tell_slots(HybridRequest& request);
+  bool is_settled_round(const Acceptance& acceptance) const;
+  void give_back_room(HybridRequest& request);
+  Result<void> check_settled(const HybridRequest& request, std::string_view what) const;
+  Result<void> check_kept(const HybridRequest& request, std::int64_t end);
+  void queue_commit(HybridRequest& request, std::size_t tag, std::int32_t count);
+  Result<bool> settle_states(HybridRequest& request, std::int64_t end,
+                             const PublishOptions& options);
+  void cancel_unwritten(HybridRequest& request, std::int64_t end);
+  void note_slot_changes(HybridRequest& request);
+  void audit_tag(std::size_t tag) const;
+
+  Result<void> open(HybridRequest& request, std::span<const TokenId> tokens);
+  Result<void> start(HybridRequest& request);
+  void release_saves(HybridRequest& request);
+  void drop_saved(HybridRequest& request, std::size_t tag);
+  void forget(HybridRequest& request);
+  void resize_registries();
+  Result<void> grow_registries();
+  Result<void> check_rebalance(std::string_view what) const;
+
+  device::Device& device_;
+  device::Stream& stream_;
+  kernels::ExecutionContext* const context_;
+  HybridConfig config_;
+  std::unique_ptr<cache::KvCacheManager> kv_cache_;
+  std::vector<std::unique_ptr<ReplayState>> tags_;  // one per recurrent layer group
+  std::map<RequestId, std::unique_ptr<HybridRequest>> requests_;
+  std::vector<std::unique_ptr<HybridRequest>> dummies_;
+  std::vector<HybridRequest*> moved_;  // whose slots have changed since they were set up
+  // Of a setup; kept for their memory.
+  SlotChanges changes_;
+  SlotRegistry::Applied applied_;
+  std::vector<HybridRequest*> rows_;       // [rows]
+  std::vector<HybridRequest*> restoring_;  // [changes_.restores]
+  std::uint64_t setups_ = 0;
+  HybridCounters counters_;
+  bool is_shut_down_ = false;
+};
+
+}  // namespace slackwater::hybrid
+
+#endif  // SLACKWATER_HYBRID_HYBRID_CACHE_MANAGER_H_

@@ -1,0 +1,218 @@
+// What becomes of a step: where its rows stand, and how many of their drafts were kept.
+
+#include <algorithm>
+#include <utility>
+
+#include "hybrid/hybrid_request.h"
+#include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
+#include "slackwater/hybrid/hybrid_cache_manager.h"
+
+namespace slackwater::hybrid {
+
+using cache::SequenceStatus;
+using device::Event;
+
+namespace {
+
+// The tag whose verification decides what is kept.
+constexpr std::string_view kTarget = "target";
+
+}  // namespace
+
+// P of a slot, behind the steps that are queued.
+void HybridCacheManager::set_pending(std::size_t tag, SlotId slot, std::int32_t pending) {
+  if (!tags_[tag]->has_replay()) return;
+  stream_.run([place = tags_[tag]->pending(slot), pending] {
+    *place = pending;
+    return true;
+  });
+}
+
+void HybridCacheManager::advance(const RowSetup& row, std::size_t tag, HybridRequest& request) {
+  StateCursor& cursor = request.cursors[tag];
+  const std::int32_t written = row.writes.empty() ? 0 : row.writes.back().count;
+  const std::int32_t left = row.row.num_tokens - written;
+  if (row.row.kind == RowKind::kDraft) {
+    cursor.num_records += left;
+    return;
+  }
+  const bool is_target = tags_[tag]->group_tag() == kTarget;
+  if (row.row.kind == RowKind::kContext) {
+    cursor.page_position = *row.row.first_position + written;
+    cursor.num_records = cursor.num_pending = 0;
+    for (SnapshotPlace& place : request.snapshots) {
+      if (place.position <= cursor.page_position) place.written |= std::uint64_t{1} << tag;
+    }
+    if (is_target) request.kept = cursor.page_position;
+    return;
+  }
+  if (!is_target) {
+    // How many of its records count is for the target's round to say.
+    if (cursor.num_pending > 0) set_pending(tag, row.slot, 0);
+    cursor.page_position += cursor.num_pending + written;
+    cursor.num_records = left;
+    cursor.num_pending = 0;
+    return;
+  }
+  ++request.round;
+  request.open_rounds.push_back({request.round, written, left, false});
+  cursor.num_records = left;
+  if (left > 0) return;
+  // Nothing to accept, and nothing left to replay.
+  if (!row.num_pending.has_value() || *row.num_pending > 0) set_pending(tag, row.slot, 0);
+  if (request.open_rounds.size() == 1) {
+    resolve_round(request, 0);
+  } else {
+    request.open_rounds.back().is_on_device = true;
+  }
+}
+
+void HybridCacheManager::step_queued(const BatchSetup& setup) {
+  const Result<std::size_t> tag = find_tag(setup.group_tag);
+  SLACKWATER_CHECK(tag.has_value(), "{}", tag.error().text());
+  for (const RowSetup& row : setup.rows) {
+    if (row.is_dummy) continue;
+    const Result<HybridRequest*> request = find(row.row.request);
+    SLACKWATER_CHECK(request.has_value() && (*request)->epoch == row.epoch,
+                     "a step of request {} of epoch {}, which is gone", row.row.request.value(),
+                     row.epoch);
+    advance(row, *tag, **request);
+  }
+}
+
+// The oldest open round is settled: pages and pending drafts of all tags follow from what is kept.
+void HybridCacheManager::resolve_round(HybridRequest& request, std::int32_t num_accepted) {
+  const OpenRound round = request.open_rounds.front();
+  request.open_rounds.erase(request.open_rounds.begin());
+  const std::int64_t page = request.kept + round.num_written;
+  request.kept = page + num_accepted;
+  for (std::size_t t = 0; t < tags_.size(); ++t) {
+    StateCursor& cursor = request.cursors[t];
+    if (tags_[t]->group_tag() == kTarget) cursor.page_position = page;
+    const std::int64_t past_page = std::max<std::int64_t>(0, request.kept - cursor.page_position);
+    cursor.num_pending =
+        static_cast<std::int32_t>(std::min<std::int64_t>(past_page, cursor.num_records));
+  }
+}
+
+void HybridCacheManager::record_acceptance(const BatchSetup& setup,
+                                           const std::int32_t* num_accepted_tokens) {
+  struct Place {
+    std::int32_t* pending;
+    std::int32_t max_pending;
+    std::size_t row;
+  };
+  std::vector<Place> places;
+  for (std::size_t i = 0; i < setup.rows.size(); ++i) {
+    const RowSetup& row = setup.rows[i];
+    if (row.is_dummy || row.row.kind != RowKind::kGeneration) continue;
+    const Result<HybridRequest*> request = find(row.row.request);
+    if (!request.has_value() || (*request)->epoch != row.epoch || (*request)->open_rounds.empty() ||
+        (*request)->open_rounds.back().round != row.round ||
+        (*request)->open_rounds.back().num_drafts == 0) {
+      continue;
+    }
+    (*request)->open_rounds.back().is_on_device = true;
+    for (std::size_t t = 0; t < tags_.size(); ++t) {
+      const StateCursor& cursor = (*request)->cursors[t];
+      if (!cursor.slot.has_value() || !tags_[t]->has_replay()) continue;
+      places.push_back({tags_[t]->pending(*cursor.slot), cursor.num_records, i});
+    }
+  }
+  if (places.empty()) return;
+  stream_.run([places = std::move(places), num_accepted_tokens] {
+    for (const Place& place : places) {
+      // The golden token is one of them.
+      const std::int32_t accepted = std::max(num_accepted_tokens[place.row] - 1, 0);
+      *place.pending = std::min(accepted, place.max_pending);
+    }
+    return true;
+  });
+}
+
+// Room for drafts that were not kept. A suspended request gives it back too.
+void HybridCacheManager::give_back_room(HybridRequest& request) {
+  const std::int64_t wanted =
+      std::max({request.kept, request.sequence.history(), request.sequence.num_committed()});
+  if (!request.open_rounds.empty() || request.sequence.capacity() <= wanted ||
+      SLACKWATER_MUTANT(hybrid_keep_draft_room)) {
+    return;
+  }
+  const Result<void> trimmed = request.sequence.trim(wanted);
+  // One whose pages are lost keeps the room until it is restarted.
+  if (!trimmed.has_value()) request.is_lost = true;
+}
+
+Result<void> HybridCacheManager::update_resources(std::span<const Acceptance> acceptances) {
+  const auto round_of = [&](const Acceptance& acceptance) -> HybridRequest* {
+    const Result<HybridRequest*> request = find(acceptance.request);
+    if (!request.has_value() || (*request)->epoch != acceptance.epoch ||
+        (*request)->open_rounds.empty() ||
+        (*request)->open_rounds.front().round != acceptance.round) {
+      return nullptr;
+    }
+    return *request;
+  };
+  for (const Acceptance& acceptance : acceptances) {
+    const HybridRequest* const request = round_of(acceptance);
+    const std::int32_t most =
+        request == nullptr ? acceptance.num_accepted : request->open_rounds.front().num_drafts;
+    if (0 <= acceptance.num_accepted && acceptance.num_accepted <= most) continue;
+    return make_error(
+        ErrorCode::kInvalidArgument,
+        "{} drafts accepted in round {} of request {}, which had {}; the golden token "
+        "is not counted",
+        acceptance.num_accepted, acceptance.round, acceptance.request.value(), most);
+  }
+  for (const Acceptance& acceptance : acceptances) {
+    HybridRequest* const request = round_of(acceptance);
+    if (request == nullptr) {
+      counters_.ignored_acceptances += is_settled_round(acceptance) ? 0 : 1;
+      continue;
+    }
+    const bool is_on_device = request->open_rounds.front().is_on_device;
+    resolve_round(*request, acceptance.num_accepted);
+    if (!is_on_device) tell_slots(*request);
+    give_back_room(*request);
+  }
+  return {};
+}
+
+// A round without drafts has none to accept: that the host says so too is no news.
+bool HybridCacheManager::is_settled_round(const Acceptance& acceptance) const {
+  const Result<const HybridRequest*> request = find(acceptance.request);
+  return request.has_value() && (*request)->epoch == acceptance.epoch &&
+         (*request)->round == acceptance.round && (*request)->open_rounds.empty() &&
+         acceptance.num_accepted == 0;
+}
+
+// What the host has learned goes to where the request is: its slots, or what was saved of them.
+void HybridCacheManager::tell_slots(HybridRequest& request) {
+  bool is_late = false;
+  for (std::size_t t = 0; t < tags_.size(); ++t) {
+    StateCursor& cursor = request.cursors[t];
+    if (SLACKWATER_MUTANT(hybrid_acceptance_to_old_slot) && cursor.slot_before.has_value()) {
+      set_pending(t, *cursor.slot_before, cursor.num_pending);
+    } else if (cursor.slot.has_value()) {
+      set_pending(t, *cursor.slot, cursor.num_pending);
+    } else if (cursor.saved.has_value()) {
+      cursor.accepted_override = cursor.num_pending;
+      is_late = true;
+    }
+  }
+  if (is_late) ++counters_.late_acceptances;
+}
+
+void HybridCacheManager::fail_step(const BatchSetup& setup) {
+  for (const RowSetup& row : setup.rows) {
+    if (row.is_dummy) continue;
+    const Result<HybridRequest*> request = find(row.row.request);
+    if (!request.has_value() || (*request)->epoch != row.epoch || (*request)->is_lost) continue;
+    (*request)->is_lost = true;
+    (*request)->open_rounds.clear();
+    ++counters_.lost_requests;
+  }
+}
+
+}  // namespace slackwater::hybrid
