@@ -117,6 +117,7 @@ Result<void> HybridCacheManager::open(HybridRequest& request, std::span<const To
   SLACKWATER_ASSIGN_OR_RETURN(request.sequence, kv_cache_->create_sequence(options));
   request.cursors.assign(tags_.size(), {});
   request.open_rounds.clear();
+  request.snapshots.clear();
   request.is_lost = false;
   request.ready = {};
   request.kept = request.sequence.num_committed();
@@ -217,7 +218,8 @@ Result<void> HybridCacheManager::suspend_request(RequestId id) {
   }
   const bool is_known = request->open_rounds.empty();
   if (config_.suspend_policy == SuspendPolicy::kCommitIfKnown && is_known && context_ != nullptr) {
-    SLACKWATER_RETURN_IF_ERROR(commit_pending(id));
+    // Where it cannot be done, for want of a setup or of a kernel, they are kept as they are.
+    [[maybe_unused]] const Result<void> committed = commit_pending(id);
   }
   for (std::size_t t = 0; t < tags_.size(); ++t) {
     StateCursor& cursor = request->cursors[t];
@@ -227,10 +229,15 @@ Result<void> HybridCacheManager::suspend_request(RequestId id) {
         !is_known || cursor.num_records > 0 || config_.suspend_policy == SuspendPolicy::kSave;
     cursor.saved = tags_[t]->registry().save(
         *cursor.slot, request->certificate(tags_[t]->layer_group()), has_records, stream_);
+    // What has not arrived in the slot is not there to be saved either.
+    const std::array<Event, 2> both = {request->ready, cursor.saved->copied};
+    cursor.saved->copied = device::merge(both);
     cursor.slot_before = cursor.slot;
     if (!SLACKWATER_MUTANT(hybrid_keep_slot)) cursor.slot.reset();
   }
   std::erase(moved_, request);
+  // Reserved pages that are not published are given up with the device.
+  request->snapshots.clear();
   SLACKWATER_RETURN_IF_ERROR(request->sequence.suspend());
   ++counters_.suspends;
   return {};
