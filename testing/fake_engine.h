@@ -22,7 +22,9 @@ namespace slackwater::cache {
 // state is a fold of digests. So every byte that a sequence is given can be checked, and a page of
 // anybody else shows.
 //
-// A buffer of a layer with pages per block holds 8 bytes a token; that of a recurrent layer 8.
+// A buffer of a layer with pages per block holds 8 bytes a token; that of a recurrent layer 8. A
+// transient one holds what the last step of the same sequence has left there, and poison before its
+// first, where it goes on from a snapshot.
 class FakeEngine {
  public:
   FakeEngine(KvCacheManager& manager, device::Device& device)
@@ -52,7 +54,9 @@ class FakeEngine {
       const auto salt = static_cast<std::uint64_t>(buffer.layer) * 0x9E3779B97F4A7C15u;
       const auto slots = sequence.slots(buffer.layer_group);
       Work work{std::move(table), {slots.begin(), slots.end()}, all, counter, salt, from};
-      if (work.table.tokens_per_block == 0) {
+      if (group.buffers[buffer.buffer].is_transient) {
+        queue_record(sequence, std::move(work));
+      } else if (work.table.tokens_per_block == 0) {
         queue_state(sequence, buffer.layer_group, std::move(work));
       } else {
         queue_blocks(group.kind, std::move(work));
@@ -115,6 +119,21 @@ class FakeEngine {
         std::byte* const at = work.place(position);
         if (at != nullptr) write(at, work.word(position + 1));
       }
+      return true;
+    });
+  }
+
+  void queue_record(const Sequence& sequence, Work work) {
+    work.salt ^= 0x7EC07Du;
+    const std::int64_t begun_at = sequence.match().reused;
+    stream_->run([work = std::move(work), begun_at] {
+      std::byte* const at = layer_address(work.table, work.slots.at(0));
+      if (work.from > begun_at && read(at) != work.word(work.from)) ++*work.mismatches;
+#if defined(SLACKWATER_DCHECKS)
+      const bool is_copy = work.from == begun_at && begun_at > 0;
+      if (is_copy && read(at) != 0xDDDDDDDDDDDDDDDDu) ++*work.mismatches;
+#endif
+      write(at, work.word(work.end()));
       return true;
     });
   }

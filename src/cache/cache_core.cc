@@ -29,6 +29,7 @@ Digest128 layout_digest(const KvCacheConfig& config, const LayerGroups& groups) 
       digest.add("role", buffer.role)
           .add("bytes", buffer.bytes_per_layer)
           .add("layers", buffer.num_layers);
+      if (buffer.is_transient) digest.add("transient", 1);
     }
     for (const std::int32_t layer : group.local_layers) digest.add("layer", layer);
     for (const std::int64_t bytes : group.layout.pool_slot_bytes) digest.add("slot", bytes);
@@ -558,6 +559,11 @@ Result<PageTable> CacheCore::page_table(std::int32_t layer, std::string_view rol
 TierRoom CacheCore::room(Tier tier, LayerGroupId group) const {
   const ReadLock lock(mutex_);
   return room_of(tier, group);
+}
+
+std::int64_t CacheCore::max_device_slots(LayerGroupId group) const {
+  const ReadLock lock(mutex_);
+  return store_->max_device_slots(group);
 }
 
 TierRoom CacheCore::room_of(Tier tier, LayerGroupId group) const {

@@ -57,6 +57,7 @@ class CacheCore final : public RunOwners {
                                                  std::span<const TokenId> tokens) const;
   Result<PageTable> page_table(std::int32_t layer, std::string_view role) const;
   TierRoom room(Tier tier, LayerGroupId group) const;
+  std::int64_t max_device_slots(LayerGroupId group) const;
   CacheCounters counters() const;
   CacheStatistics statistics() const;
   CacheStatistics take_statistics();
@@ -275,8 +276,12 @@ class CacheCore final : public RunOwners {
   NodeIndex branch_with(NodeIndex parent, std::span<const TokenId> tokens);
   bool has_snapshot(NodeIndex node, std::size_t group, std::int64_t position) const;
   bool is_lost_snapshot(const PageRun& run, std::size_t index) const;
+  struct Publication {
+    device::Event written;   // others see it once this has succeeded
+    device::Event last_use;  // of whoever has used the page as a sequence's own
+  };
   bool put_snapshot(NodeIndex node, std::size_t group, std::int64_t position, PageId page,
-                    const device::Event& written);
+                    const Publication& publication);
   void copy_endpoint(SequenceState& sequence, bool publishes_state);
   bool copy_states(SequenceState& sequence, NodeIndex node);
   bool hand_over_states(SequenceState& sequence, NodeIndex node);

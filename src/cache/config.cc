@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "cache/kinds/group_kind.h"
 #include "slackwater/cache/layer_groups.h"
 
 namespace slackwater::cache {
@@ -42,12 +43,22 @@ Result<void> check_kind(const LayerConfig& layer) {
   return {};
 }
 
+bool has_block_pages(const KvCacheConfig& config, const LayerConfig& layer) {
+  return make_group_kind(layer.kind, config.tokens_per_block)->has_block_pages();
+}
+
 Result<void> check_buffer(const KvCacheConfig& config, const LayerConfig& layer,
                           const BufferConfig& buffer) {
   if (buffer.bytes < 1 || buffer.bytes > kMostBufferBytes) {
     return make_error(ErrorCode::kInvalidArgument,
                       "buffer '{}' of layer {} has {} bytes; use 1 to {}", buffer.role, layer.layer,
                       buffer.bytes, kMostBufferBytes);
+  }
+  if (buffer.is_transient && has_block_pages(config, layer)) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "buffer '{}' of layer {} is transient, and its pages are those of blocks, "
+                      "which others share; keep it in a recurrent layer",
+                      buffer.role, layer.layer);
   }
   if (buffer.tokens_per_block == 0) return {};
   if (std::holds_alternative<Recurrent>(layer.kind)) {

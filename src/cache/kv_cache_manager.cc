@@ -107,6 +107,10 @@ TierRoom KvCacheManager::room(storage::Tier tier, LayerGroupId group) const {
   return core_->room(tier, group);
 }
 
+std::int64_t KvCacheManager::max_device_slots(LayerGroupId group) const {
+  return core_->max_device_slots(group);
+}
+
 CacheCounters KvCacheManager::counters() const { return core_->counters(); }
 CacheStatistics KvCacheManager::statistics() const { return core_->statistics(); }
 CacheStatistics KvCacheManager::take_statistics() {

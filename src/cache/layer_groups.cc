@@ -175,10 +175,11 @@ void LayerGroups::place_buffers(const KvCacheConfig& config, LayerGroupDesc& gro
     for (const BufferConfig& buffer : layer.buffers) {
       const std::int64_t bytes = page_bytes_of(config, buffer);
       auto at = std::find_if(group.buffers.begin(), group.buffers.end(), [&](const auto& spec) {
-        return spec.role == buffer.role && spec.bytes_per_layer == bytes;
+        return spec.role == buffer.role && spec.bytes_per_layer == bytes &&
+               spec.is_transient == buffer.is_transient;
       });
       if (at == group.buffers.end()) {
-        group.buffers.push_back({buffer.role, bytes, 0});
+        group.buffers.push_back({buffer.role, bytes, 0, buffer.is_transient});
         at = std::prev(group.buffers.end());
       }
       BufferLocation location;

@@ -40,7 +40,8 @@ json of_layers(const KvCacheConfig& config) {
     for (const BufferConfig& buffer : layer.buffers) {
       buffers.push_back({{"role", buffer.role},
                          {"bytes", buffer.bytes},
-                         {"tokens_per_block", buffer.tokens_per_block}});
+                         {"tokens_per_block", buffer.tokens_per_block},
+                         {"is_transient", buffer.is_transient}});
     }
     json one = to_json(layer.kind);
     one["layer"] = layer.layer;
@@ -60,7 +61,8 @@ Result<std::vector<LayerConfig>> to_layers(const json& from) {
     for (const json& buffer : one.at("buffers")) {
       layer.buffers.push_back({buffer.at("role").get<std::string>(),
                                buffer.at("bytes").get<std::int64_t>(),
-                               buffer.at("tokens_per_block").get<std::int32_t>()});
+                               buffer.at("tokens_per_block").get<std::int32_t>(),
+                               buffer.at("is_transient").get<bool>()});
     }
     one.at("group_tag").get_to(layer.group_tag);
     layers.push_back(std::move(layer));

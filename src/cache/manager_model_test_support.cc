@@ -32,15 +32,7 @@ void KvCacheManagerModel::start(std::uint64_t seed) {
   device_ = std::make_unique<device::SimDevice>(sim);
   KvCacheConfig config;
   config.tokens_per_block = 1 << below(4);
-  const std::size_t num_layers = 1 + below(4);
-  for (std::size_t i = 0; i < num_layers; ++i) {
-    LayerConfig layer;
-    layer.layer = static_cast<std::int32_t>(i);
-    layer.kind = i == 0 && below(4) != 0 ? LayerKind(FullAttention()) : random_kind(random_);
-    layer.buffers = {{"digest", kPageBytes << below(2)}};
-    if (below(4) == 0) layer.group_tag = "draft";
-    config.layers.push_back(std::move(layer));
-  }
+  choose_layers(config);
   config.grain_bytes = 4096;
   config.device_bytes = 1;
   config.device_bytes =
@@ -83,6 +75,23 @@ void KvCacheManagerModel::start(std::uint64_t seed) {
     Sha256Digest digest = {};
     digest[0] = static_cast<std::byte>(i);
     images_[i] = *manager_->token_digests().acquire(digest);
+  }
+}
+
+void KvCacheManagerModel::choose_layers(KvCacheConfig& config) {
+  const std::size_t num_layers = 1 + below(4);
+  const bool has_records = below(2) == 0;
+  if (below(3) == 0) config.pool_policy = storage::PoolPolicy::kOnePerSize;
+  for (std::size_t i = 0; i < num_layers; ++i) {
+    LayerConfig layer;
+    layer.layer = static_cast<std::int32_t>(i);
+    layer.kind = i == 0 && below(4) != 0 ? LayerKind(FullAttention()) : random_kind(random_);
+    layer.buffers = {{"digest", kPageBytes << below(2)}};
+    if (has_records && std::holds_alternative<Recurrent>(layer.kind)) {
+      layer.buffers.push_back({"record", kPageBytes << below(2), 0, true});
+    }
+    if (below(4) == 0) layer.group_tag = "draft";
+    config.layers.push_back(std::move(layer));
   }
 }
 

@@ -102,6 +102,7 @@ class KvCacheManagerModel {
   std::uint64_t below(std::uint64_t end) { return random_() % end; }
 
   void start(std::uint64_t seed);
+  void choose_layers(KvCacheConfig& config);
   void choose_insight(KvCacheConfig& config);
   void step();
   std::vector<TokenId> random_tokens(std::uint64_t most);

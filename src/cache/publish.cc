@@ -318,7 +318,7 @@ void CacheCore::absorb_shorter(NodeIndex longer, NodeIndex shorter) {
         source.certificates.pop_back();
         source.written.pop_back();
         if (is_lost) continue;
-        if (put_snapshot(longer, g, position, page, written)) continue;
+        if (put_snapshot(longer, g, position, page, {written, {}})) continue;
         if (!plans_.empty()) plans_.forget(page);
         store_->release(page);
       }
@@ -361,8 +361,9 @@ void CacheCore::publish_state(SequenceState& sequence) {
     const PageId page = residency_->take_page(sequence_key(sequence, g), own.run, 0);
     own.run.pages.clear();
     store_->note_read(page, last_use);
-    put_snapshot(node, g, end, page, sequence.written);
-    if (sequence.status == SequenceStatus::kActive) set_slot(own, 0, kNoSlot);
+    const bool is_active = sequence.status == SequenceStatus::kActive;
+    put_snapshot(node, g, end, page, {sequence.written, is_active ? last_use : own.run.last_use});
+    if (is_active) set_slot(own, 0, kNoSlot);
   }
 }
 
@@ -454,6 +455,7 @@ bool CacheCore::copy_states(SequenceState& sequence, NodeIndex node) {
     if (has_snapshot(node, g, end)) continue;
     const std::optional<PageId> copy = try_allocate(g);
     if (!copy.has_value()) return false;
+    store_->drop_transient(*copy, {});
     const PageId state = sequence.groups[g].run.pages[0];
     if (!store_->copy(state, *copy).has_value()) {
       store_->release(*copy);
@@ -461,7 +463,7 @@ bool CacheCore::copy_states(SequenceState& sequence, NodeIndex node) {
     }
     sequence.stream->wait(store_->ready(*copy));
     if (sequence.is_counted) count_copy(sequence, g, state);
-    put_snapshot(node, g, end, *copy, sequence.written);
+    put_snapshot(node, g, end, *copy, {sequence.written, {}});
   }
   return true;
 }

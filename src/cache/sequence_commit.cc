@@ -271,7 +271,7 @@ bool CacheCore::has_snapshot(NodeIndex node, std::size_t group, std::int64_t pos
 
 // False where there is one already; one that is lost gives way.
 bool CacheCore::put_snapshot(NodeIndex node, std::size_t group, std::int64_t position, PageId page,
-                             const Event& written) {
+                             const Publication& publication) {
   if (has_snapshot(node, group, position)) return false;
   PageRun& run = node_run(node, group);
   auto at = std::lower_bound(run.positions.begin(), run.positions.end(), position);
@@ -285,7 +285,7 @@ bool CacheCore::put_snapshot(NodeIndex node, std::size_t group, std::int64_t pos
   if (key.has_value()) states_.add(*key, node);
   run.pages.insert(run.pages.begin() + index, page);
   run.pins.insert(run.pins.begin() + index, Pins());
-  run.written.insert(run.written.begin() + index, written);
+  run.written.insert(run.written.begin() + index, publication.written);
   const auto i = static_cast<std::size_t>(index);
   run.certificates.insert(run.certificates.begin() + index, Digest128());
   if (store_->tier(page) == Tier::kDisk) {
@@ -293,6 +293,7 @@ bool CacheCore::put_snapshot(NodeIndex node, std::size_t group, std::int64_t pos
   } else {
     certify_page(node, group, i);
   }
+  store_->drop_transient(page, publication.last_use);
   residency_->page_added(node_key(node, group), run, i);
   ++counters_.snapshots_published;
   return true;
@@ -305,10 +306,12 @@ void CacheCore::publish_snapshots(SequenceState& sequence) {
     const NodeIndex node = node_of_position(sequence, snapshot.position);
     if (node == kNoNode) return false;
     for (std::size_t g = 0; g < num_groups(); ++g) {
-      if (is_null(snapshot.pages[g])) continue;
+      const PageId page = snapshot.pages[g];
+      if (is_null(page)) continue;
+      const Event last_use = store_->has_transient(page) ? record(sequence) : Event();
       const bool is_put =
-          put_snapshot(node, g, snapshot.position, snapshot.pages[g], snapshot.written);
-      if (!is_put) store_->release(snapshot.pages[g]);
+          put_snapshot(node, g, snapshot.position, page, {snapshot.written, last_use});
+      if (!is_put) store_->release(page);
     }
     return true;
   });

@@ -1,6 +1,6 @@
 // States that become snapshots while their sequence goes on.
 
-#include <algorithm>
+#include <array>
 #include <vector>
 
 #include "cache/cache_core.h"
@@ -56,7 +56,8 @@ bool CacheCore::hand_over_states(SequenceState& sequence, NodeIndex node) {
     if (!SLACKWATER_MUTANT(handed_over_state_is_not_awaited)) sequence.stream->wait(copied);
     arriving.push_back(copied);
     store_->note_read(state, last_use);
-    put_snapshot(node, groups[i], end, state, sequence.written);
+    const std::array<Event, 2> uses = {last_use, copied};
+    put_snapshot(node, groups[i], end, state, {sequence.written, device::merge(uses)});
   }
   sequence.arrived = device::merge(arriving);
   return true;

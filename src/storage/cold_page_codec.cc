@@ -37,17 +37,20 @@ class ConcatenatingCodec final : public ColdPageCodec {
     std::vector<ColdPair> ordered(pages.begin(), pages.end());
     std::sort(ordered.begin(), ordered.end(),
               [](const ColdPair& a, const ColdPair& b) { return a.slot < b.slot; });
+    if (ordered.empty()) return;
+    const SlotSizes& copied =
+        ordered.front().durable != nullptr ? *ordered.front().durable : pools.slot_bytes();
     std::int64_t offset = 0;
     for (std::size_t pool = 0; pool < pools.slot_bytes().size(); ++pool) {
-      const std::int64_t bytes = pools.slot_bytes()[pool];
+      const std::int64_t bytes = copied[pool];
       device::CopyBatch batch;
       batch.piece_bytes = static_cast<std::size_t>(bytes);
       batch.pieces.reserve(ordered.size());
       for (const ColdPair& page : ordered) {
         batch.pieces.push_back(piece(pools.address(pool, page.slot), page.blob + offset));
       }
-      stream.copy(std::move(batch));
-      offset += bytes;
+      if (bytes > 0) stream.copy(std::move(batch));
+      offset += pools.slot_bytes()[pool];
     }
   }
 };

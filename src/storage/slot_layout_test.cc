@@ -44,6 +44,34 @@ TEST(SlotLayout, BuffersOfOneSizeShareAPool) {
   EXPECT_EQ(layout.buffers[3].offset, 1024);
 }
 
+// What is transient lies past all else, in whatever order the buffers are given.
+TEST(SlotLayout, TransientBuffersLieAtTheEnd) {
+  const std::vector<BufferSpec> buffers = {
+      {"records", 1000, 2, true}, {"state", 1000, 3}, {"counts", 24, 2, true}, {"hidden", 8, 1}};
+  const SlotLayout one = lay_out(buffers, PoolPolicy::kOnePool);
+  EXPECT_EQ(one.buffers[1].offset, 0);
+  EXPECT_EQ(one.buffers[3].offset, 3000);
+  EXPECT_THAT(one.durable_bytes, ElementsAre(3008));
+  EXPECT_EQ(one.buffers[0].offset, 3008) << "at a cache line";
+  EXPECT_EQ(one.buffers[2].offset, 5008);
+  EXPECT_THAT(one.pool_slot_bytes, ElementsAre(5056));
+  EXPECT_TRUE(has_transient(one));
+  const SlotLayout per_size = lay_out(buffers, PoolPolicy::kOnePerSize);
+  EXPECT_THAT(per_size.pool_slot_bytes, ElementsAre(5056, 64, 64));
+  EXPECT_THAT(per_size.durable_bytes, ElementsAre(3008, 0, 64)) << "a pool of counts alone";
+  EXPECT_EQ(per_size.buffers[0].offset, 3008);
+  EXPECT_EQ(per_size.buffers[2].pool, 1);
+}
+
+TEST(SlotLayout, WithoutTransientBuffersAllBytesLast) {
+  const std::vector<BufferSpec> buffers = {{"state", 1000, 3}, {"hidden", 8, 1}};
+  for (const PoolPolicy policy : {PoolPolicy::kOnePool, PoolPolicy::kOnePerSize}) {
+    const SlotLayout layout = lay_out(buffers, policy);
+    EXPECT_EQ(layout.durable_bytes, layout.pool_slot_bytes);
+    EXPECT_FALSE(has_transient(layout));
+  }
+}
+
 // No byte belongs to two buffers, whatever their sizes.
 TEST(SlotLayout, BuffersNeverOverlap) {
   std::mt19937_64 random(test_seed());
@@ -53,6 +81,7 @@ TEST(SlotLayout, BuffersNeverOverlap) {
       buffer.bytes_per_layer = static_cast<std::int64_t>(1 + random() % 200);
       if (random() % 2 == 0) buffer.bytes_per_layer *= kSlotAlignment;
       buffer.num_layers = static_cast<std::int32_t>(1 + random() % 4);
+      buffer.is_transient = random() % 3 == 0;
     }
     const PoolPolicy policy = random() % 2 == 0 ? PoolPolicy::kOnePool : PoolPolicy::kOnePerSize;
     const SlotLayout layout = lay_out(buffers, policy);
@@ -66,6 +95,9 @@ TEST(SlotLayout, BuffersNeverOverlap) {
       const BufferPlacement& placement = layout.buffers[b];
       ASSERT_EQ(placement.layer_stride, buffers[b].bytes_per_layer);
       const std::int64_t bytes = buffers[b].bytes_per_layer * buffers[b].num_layers;
+      const std::int64_t durable = layout.durable_bytes[static_cast<std::size_t>(placement.pool)];
+      ASSERT_TRUE(buffers[b].is_transient ? placement.offset >= durable
+                                          : placement.offset + bytes <= durable);
       for (std::int64_t i = placement.offset; i < placement.offset + bytes; ++i) {
         ++owners.at(static_cast<std::size_t>(placement.pool)).at(static_cast<std::size_t>(i));
       }

@@ -81,6 +81,11 @@ Result<void> TieredStore::configure(TieredStoreOptions& options) {
   SLACKWATER_ASSIGN_OR_RETURN(copies_, CopyEngine::create(device_, "copy", options.copy_threads));
   SLACKWATER_ASSIGN_OR_RETURN(staging_copies_, CopyEngine::create(device_, "staging", 1));
   SLACKWATER_ASSIGN_OR_RETURN(disk_stream_, device_.make_stream("disk"));
+  if (std::any_of(layer_groups_.begin(), layer_groups_.end(), [](const LayerGroup& group) {
+        return storage::has_transient(group.spec.layout);
+      })) {
+    SLACKWATER_ASSIGN_OR_RETURN(transient_stream_, device_.make_stream("transient"));
+  }
   return {};
 }
 
@@ -230,6 +235,7 @@ std::uint32_t TieredStore::new_record(LayerGroupId group) {
   page.generation = 0;
   page.layer_group = static_cast<std::uint16_t>(group.value());
   page.is_alive = true;
+  page.is_durable_only = false;
   return index;
 }
 
@@ -347,6 +353,8 @@ std::optional<PageId> TieredStore::adopt(const Certificate& certificate) {
   page.certificate = digest;
   page.position = certificate.position;
   page.generation = certificate.generation;
+  page.is_durable_only = std::holds_alternative<PrefixOwner>(certificate.owner) &&
+                         storage::has_transient(layer_groups_[index_of(group)].spec.layout);
   return PageId{index, page.life};
 }
 
@@ -409,6 +417,7 @@ void TieredStore::synchronize() {
   copies_->synchronize();
   staging_copies_->synchronize();
   disk_stream_->synchronize();
+  if (transient_stream_ != nullptr) transient_stream_->synchronize();
 }
 
 Result<TieredStore::HostReservation> TieredStore::reserve_host(LayerGroupId group,

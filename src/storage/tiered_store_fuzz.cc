@@ -72,6 +72,7 @@ class TieredStoreModel {
     kStale,
     kSynchronize,
     kRestart,
+    kDropTransient,
     kCount
   };
 
@@ -82,6 +83,7 @@ class TieredStoreModel {
     std::uint64_t key = 0;  // 0: never written
     Certificate certificate;
     bool is_certified = false;
+    bool is_durable_only = false;
   };
 
   std::size_t below(std::size_t bound) { return static_cast<std::size_t>(random_() % bound); }
@@ -121,16 +123,19 @@ class TieredStoreModel {
 
   TieredStoreOptions options() {
     TieredStoreOptions options;
+    layouts_.clear();
     const auto add = [&](const char* name, std::vector<BufferSpec> buffers, PoolPolicy policy) {
       LayerGroupSpec group;
       group.name = name;
       group.layout = *lay_out_slots(buffers, policy);
       group.ratio = 1 + static_cast<double>(options.layer_groups.size());
+      layouts_.push_back(group.layout);
       options.layer_groups.push_back(group);
     };
     add("attention", {{"latent", 256, 2}}, PoolPolicy::kOnePool);
     add("window", {{"key", 128, 2}, {"value", 64, 4}}, PoolPolicy::kOnePool);
-    add("recurrent", {{"state", 320, 3}, {"window", 64, 2}}, PoolPolicy::kOnePerSize);
+    add("recurrent", {{"record", 64, 1, true}, {"state", 320, 3}, {"window", 64, 2}},
+        PoolPolicy::kOnePerSize);
     options.device_bytes = 48 * kKiB;
     options.host_bytes = has_host_ ? 64 * kKiB : 0;
     options.disk_bytes = has_disk_ ? 96 * kKiB : 0;
@@ -170,6 +175,7 @@ class TieredStoreModel {
       case kStale: return look_at_stale_pages();
       case kSynchronize: return store_->synchronize();
       case kRestart: return restart();
+      case kDropTransient: return drop_transient();
       case kCount: break;
     }
   }
@@ -187,22 +193,45 @@ class TieredStoreModel {
     ASSERT_EQ(allocated.has_value(), has_room);
     if (!has_room) return;
     for (const PageId id : ids) {
-      pages_.push_back({id, group, 0, {}, false});
+      pages_.push_back({id, group, 0, {}, false, false});
       if (below(4) != 0) write_page(pages_.back());
     }
   }
 
-  // All pools of a page as the oracle sees them: words go on from one pool to the next.
+  // All pools of a page as the oracle sees them: words go on from one pool to the next. Of a page
+  // without transient bytes all others.
   template <class Visit>
   void for_each_pool(const Model& page, Visit visit) const {
-    const Tier tier = store_->info(page.id).tier;
-    const std::size_t num_pools = tier == Tier::kDevice && page.group == 2 ? 2 : 1;
-    std::uint64_t word = 0;
-    for (std::size_t pool = 0; pool < num_pools; ++pool) {
-      const std::span<std::byte> bytes = store_->bytes(page.id, pool);
-      visit(bytes, word);
-      word += bytes.size() / 8;
+    visit_pools(page, [&](std::span<std::byte> bytes, std::size_t durable, std::uint64_t word) {
+      const std::size_t size = page.is_durable_only ? durable : bytes.size();
+      if (size > 0) visit(bytes.first(size), word);
+    });
+  }
+
+  // The slots of a page, or what they are in its blob: (bytes, how many of them last, words
+  // before).
+  template <class Visit>
+  void visit_pools(const Model& page, Visit visit) const {
+    const SlotLayout& layout = layouts_[static_cast<std::size_t>(page.group)];
+    const bool is_blob = store_->info(page.id).tier != Tier::kDevice;
+    std::size_t offset = 0;
+    for (std::size_t pool = 0; pool < layout.pool_slot_bytes.size(); ++pool) {
+      const auto size = static_cast<std::size_t>(layout.pool_slot_bytes[pool]);
+      const std::span<std::byte> bytes =
+          is_blob ? store_->bytes(page.id).subspan(offset, size) : store_->bytes(page.id, pool);
+      visit(bytes, static_cast<std::size_t>(layout.durable_bytes[pool]), offset / 8);
+      offset += size;
     }
+  }
+
+  // Its transient bytes are nobody's from now on.
+  void drop_transient() {
+    if (pages_.empty()) return;
+    Model& page = any_page();
+    if (page.group != 2) return;
+    store_->drop_transient(page.id, uses_[page.id.index]);
+    page.is_durable_only = true;
+    ASSERT_FALSE(store_->has_transient(page.id));
   }
 
   void write_page(Model& page) {
@@ -410,6 +439,7 @@ class TieredStoreModel {
       if (!found.has_value()) continue;
       ASSERT_EQ(store_->info(*found).tier, Tier::kDisk);
       page.id = *found;
+      page.is_durable_only = page.group == 2;
       pages_.push_back(page);
     }
   }
@@ -451,10 +481,21 @@ class TieredStoreModel {
       for_each_pool(page, [&](std::span<std::byte> bytes, std::uint64_t word) {
         ASSERT_TRUE(oracle_matches(bytes, page.key, word)) << "page " << page.id.index;
       });
+      if (page.is_durable_only && info.tier == Tier::kDevice) expect_poison(page);
     }
     store_->audit();
   }
 
+  // What was somebody's records is gone from the device.
+  void expect_poison([[maybe_unused]] const Model& page) const {
+#if defined(SLACKWATER_DCHECKS)
+    visit_pools(page, [&](std::span<std::byte> bytes, std::size_t durable, std::uint64_t) {
+      ASSERT_TRUE(oracle_matches(bytes.subspan(durable), 0)) << "page " << page.id.index;
+    });
+#endif
+  }
+
+  std::vector<SlotLayout> layouts_;  // [layer groups]
   std::mt19937_64 random_;
   OperationWeights<kCount> weights_;
   const std::filesystem::path directory_;

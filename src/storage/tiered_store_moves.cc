@@ -11,6 +11,7 @@
 #include "slackwater/storage/tiered_store.h"
 #include "storage/disk_page.h"
 #include "storage/staging.h"
+#include "storage/transient_bytes.h"
 
 namespace slackwater::storage {
 
@@ -20,11 +21,13 @@ using device::EventStatus;
 
 namespace {
 
-// Every pool's bytes of one slot to another.
-void copy_slot(device::Stream& stream, const PoolGroup& pools, SlotId from, SlotId to) {
-  for (std::size_t pool = 0; pool < pools.slot_bytes().size(); ++pool) {
+// So many of every pool's bytes of one slot to another.
+void copy_slot(device::Stream& stream, const PoolGroup& pools, const SlotSizes& bytes, SlotId from,
+               SlotId to) {
+  for (std::size_t pool = 0; pool < bytes.size(); ++pool) {
+    if (bytes[pool] == 0) continue;
     device::CopyBatch copy;
-    copy.piece_bytes = static_cast<std::size_t>(pools.slot_bytes()[pool]);
+    copy.piece_bytes = static_cast<std::size_t>(bytes[pool]);
     copy.pieces.push_back({pools.address(pool, to), pools.address(pool, from)});
     stream.copy(std::move(copy));
   }
@@ -39,6 +42,7 @@ struct TieredStore::Batch {
   Tier from = Tier::kDevice;
   Event ready;  // null once it has come
   std::vector<std::uint32_t> pages;
+  const SlotSizes* durable = nullptr;  // as in ColdPair
 };
 
 // Frames that are on their way to the disk or from it, by one part of the staging memory. Shared
@@ -158,7 +162,7 @@ std::vector<TieredStore::Batch> TieredStore::make_batches(std::vector<std::uint3
            std::pair(pages_[b].layer_group, pages_[b].slot);
   });
   std::vector<Batch> batches;
-  std::map<std::tuple<std::size_t, Tier, const void*>, std::size_t> batch_of;
+  std::map<std::tuple<std::size_t, Tier, bool, const void*>, std::size_t> batch_of;
   for (const std::uint32_t index : pages) {
     const Page& page = pages_[index];
     // Frames of a disk job have fates of their own; elsewhere a batch has one. An event that has
@@ -168,11 +172,13 @@ std::vector<TieredStore::Batch> TieredStore::make_batches(std::vector<std::uint3
                             SLACKWATER_MUTANT(failure_after_the_plan);
     Event ready = is_settled ? Event() : page.ready;
     const std::size_t which = device::witnessed([&] {
-      return batch_of.try_emplace({page.layer_group, page.tier, ready.id()}, batches.size())
+      return batch_of
+          .try_emplace({page.layer_group, page.tier, page.is_durable_only, ready.id()},
+                       batches.size())
           .first->second;
     });
     if (which == batches.size()) {
-      batches.push_back({page.layer_group, page.tier, std::move(ready), {}});
+      batches.push_back({page.layer_group, page.tier, std::move(ready), {}, durable_of(page)});
     }
     batches[which].pages.push_back(index);
   }
@@ -222,6 +228,7 @@ CopyEngine::Queue TieredStore::copy_of(std::size_t layer_group, Tier from, Tier 
   if (to == Tier::kDevice) {
     return [this, id, hot](device::Stream& stream, std::span<const ColdPair> pages) {
       codec_->decode(stream, id, *hot, pages);
+      poison_transient(stream, *hot, pages);
     };
   }
   const PoolGroup* host = tiers_[static_cast<std::size_t>(Tier::kHost)].pools[layers.cold].get();
@@ -246,8 +253,9 @@ void TieredStore::move_in_memory(const Batch& batch, std::span<const SlotGrant> 
   for (std::size_t i = 0; i < grants.size(); ++i) {
     const SlotId from = pages_[batch.pages[i]].slot;
     if (!grants[i].ready.is_done()) before.push_back(grants[i].ready);
-    pairs.push_back(to == Tier::kHost ? ColdPair{from, host.address(0, grants[i].slot)}
-                                      : ColdPair{grants[i].slot, host.address(0, from)});
+    pairs.push_back(to == Tier::kHost
+                        ? ColdPair{from, host.address(0, grants[i].slot), batch.durable}
+                        : ColdPair{grants[i].slot, host.address(0, from), batch.durable});
   }
   if (SLACKWATER_MUTANT(migrate_swaps_pages)) std::swap(pairs.front().blob, pairs.back().blob);
   const std::array<Event, 1> sources = {batch.ready};
@@ -276,19 +284,25 @@ Result<void> TieredStore::copy(PageId from, PageId to) {
   const PoolGroup* hot = tiers_[static_cast<std::size_t>(Tier::kDevice)].pools[layers.hot].get();
   const std::array<Event, 1> before = {target.ready};
   const std::array<Event, 1> sources = {source.ready};
+  const SlotSizes* durable = durable_of(source.is_durable_only ? source : target);
+  if (SLACKWATER_MUTANT(transient_is_copied_for_snapshot)) durable = nullptr;
   Event copied;
   if (source.tier == Tier::kHost) {
     const PoolGroup& host = *tiers_[static_cast<std::size_t>(Tier::kHost)].pools[layers.cold];
-    const std::array<ColdPair, 1> pair = {ColdPair{target.slot, host.address(0, source.slot)}};
+    const std::array<ColdPair, 1> pair = {
+        ColdPair{target.slot, host.address(0, source.slot), durable}};
     copied = copies_->submit(before, sources, pair,
                              copy_of(source.layer_group, Tier::kHost, Tier::kDevice));
   } else {
-    const std::array<ColdPair, 1> pair = {ColdPair{target.slot, nullptr}};
+    const std::array<ColdPair, 1> pair = {ColdPair{target.slot, nullptr, durable}};
     const SlotId slot = source.slot;
-    copied = copies_->submit(before, sources, pair,
-                             [hot, slot](device::Stream& stream, std::span<const ColdPair> pages) {
-                               copy_slot(stream, *hot, slot, pages.front().slot);
-                             });
+    copied = copies_->submit(
+        before, sources, pair,
+        [hot, slot, durable](device::Stream& stream, std::span<const ColdPair> pages) {
+          const SlotSizes& bytes = durable != nullptr ? *durable : hot->slot_bytes();
+          copy_slot(stream, *hot, bytes, slot, pages.front().slot);
+          poison_transient(stream, *hot, pages);
+        });
   }
   note_read(from, copied);
   note_write(to, copied);
@@ -329,7 +343,8 @@ void TieredStore::move_to_disk(const Batch& batch, std::span<const SlotGrant> gr
     const auto job = make_disk_job(batch, first, count, part.memory());
     std::vector<ColdPair> pairs;
     for (std::size_t i = 0; i < count; ++i) {
-      pairs.push_back({job->frames[i].slot, job->frames[i].frame.data() + kFrameHeaderBytes});
+      pairs.push_back(
+          {job->frames[i].slot, job->frames[i].frame.data() + kFrameHeaderBytes, batch.durable});
       job->frames[i].slot = grants[first + i].slot;
     }
     const std::array<Event, 1> before = {part.ready()};
@@ -394,7 +409,7 @@ void TieredStore::move_from_disk(const Batch& batch, std::span<const SlotGrant> 
     for (std::size_t i = 0; i < count; ++i) {
       const SlotGrant& grant = grants[first + i];
       if (!grant.ready.is_done()) before.push_back(grant.ready);
-      pairs.push_back({grant.slot, job->frames[i].frame.data() + kFrameHeaderBytes});
+      pairs.push_back({grant.slot, job->frames[i].frame.data() + kFrameHeaderBytes, batch.durable});
     }
     const Event copied = staging_copies_->submit(before, {}, pairs, copy);
     device::Stream& stream = staging_copies_->first_stream();

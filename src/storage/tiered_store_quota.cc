@@ -126,6 +126,20 @@ Result<std::vector<std::int64_t>> TieredStore::plan_quota(Tier tier, std::int64_
   return solve(tier, raised_quota(tier, bytes, state.ratios), state.ratios);
 }
 
+// What the floors of the others leave of the largest quota.
+std::int64_t TieredStore::max_device_slots(LayerGroupId group) const {
+  const TierState& state = tiers_[static_cast<std::size_t>(Tier::kDevice)];
+  const std::size_t own = layers_of(group).hot;
+  const std::vector<GroupDemand> all = demands(Tier::kDevice, state.ratios);
+  std::int64_t grains = ceil_div(state.max_bytes, state.grain);
+  for (std::size_t g = 0; g < all.size(); ++g) {
+    if (g != own) grains -= grains_for(all[g].slot_bytes, all[g].min_slots, state.grain);
+  }
+  const std::int64_t slots =
+      slots_for(all[own].slot_bytes, std::max<std::int64_t>(0, grains), state.grain);
+  return std::clamp(slots, all[own].min_slots, all[own].max_slots);
+}
+
 // Whole grains, and what the floors cost.
 std::int64_t TieredStore::raised_quota(Tier tier, std::int64_t asked,
                                        std::span<const double> ratios) const {

@@ -30,7 +30,7 @@ struct TierRoom {
 struct CacheCounters {
   std::int64_t pages_dropped = 0;  // chosen to leave the last tier, or given up by a plan
   std::int64_t snapshots_published = 0;
-  std::int64_t snapshots_skipped = 0;       // no room, or suspended before they were published
+  std::int64_t snapshots_skipped = 0;       // no room, there already, or suspended before that
   std::int64_t certificate_mismatches = 0;  // counted as misses
   friend bool operator==(const CacheCounters&, const CacheCounters&) = default;
 };

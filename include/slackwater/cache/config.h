@@ -29,6 +29,9 @@ struct BufferConfig {
   // Smaller blocks within a page, for kernels that want them: a divisor of the sequence's block.
   // 0: the same.
   std::int32_t tokens_per_block = 0;
+  // Of recurrent layers only: bytes that nobody reads but the request that wrote them. They stay
+  // with it wherever its pages go, and are no part of what others find: a snapshot has none.
+  bool is_transient = false;
 };
 
 struct LayerConfig {

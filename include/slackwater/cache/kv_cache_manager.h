@@ -104,8 +104,11 @@ class KvCacheManager {
   // the first. kNotFound where there is no such buffer here.
   Result<PageTable> page_table(std::int32_t layer, std::string_view role) const;
 
-  // Zeros for a tier that is not there. CHECK: the group exists.
+  // Zeros for a tier that is not there. CHECK, here and below: the group exists.
   TierRoom room(storage::Tier tier, LayerGroupId group) const;
+  // The most slots that the pool group of a layer group could ever have on the device, whatever
+  // becomes of quotas and shares: slots have numbers below it.
+  std::int64_t max_device_slots(LayerGroupId group) const;
   CacheCounters counters() const;
   // What has happened since the start, as far as it is committed; all zeros where
   // KvCacheConfig::enable_statistics is off.

@@ -19,6 +19,9 @@ namespace slackwater::storage {
 struct ColdPair {
   SlotId slot;
   std::byte* blob = nullptr;  // cold_page_bytes() of them
+  // [pools] how much of each slot it is, from the start: of a page without transient bytes. Null:
+  // all. The same for all pages of a call.
+  const SlotSizes* durable = nullptr;
 };
 
 // How a page becomes one opaque blob when it leaves the device, and a page again.
@@ -28,7 +31,8 @@ struct ColdPair {
 //
 // Source: the cold-page codec of TensorRT-LLM's KV cache manager V2, kvcm_v2.md 3.13.
 // Invariants:
-//   I1  decode(encode(page)) gives the bytes of the page that anybody reads.
+//   I1  decode(encode(page)) gives the bytes of the page that anybody reads: those that are
+//       ColdPair::durable where it is given, and what else is in blob and slot is undefined then.
 //   I2  the size of a blob depends on the layer group only.
 // Ownership: none; addresses are the caller's until the queued work has ended.
 // Threads: encode and decode are called by one thread; the work they queue runs on the stream.

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,11 +18,10 @@
 #include "slackwater/base/mutant.h"
 #include "slackwater/base/page_table.h"
 #include "slackwater/device/device.h"
-#include "slackwater/storage/cold_page_codec.h"
 #include "slackwater/storage/copy_engine.h"
 #include "slackwater/storage/disk_tier.h"
 #include "slackwater/storage/pool_group.h"
-#include "slackwater/storage/slot_layout.h"
+#include "slackwater/storage/tiered_store_options.h"
 
 namespace slackwater::storage {
 
@@ -36,39 +34,6 @@ inline constexpr std::size_t kNumTiers = 3;
 
 // "device", "host", "disk".
 std::string_view to_string(Tier tier);
-
-// Layers whose pages live and die together.
-struct LayerGroupSpec {
-  std::string name;
-  SlotLayout layout;
-  double ratio = 1;            // its share of a tier's bytes, as of the device; any scale
-  std::int64_t min_slots = 1;  // on the device, whatever the ratio
-  std::int64_t min_host_slots = 0;
-  std::int64_t max_slots = std::numeric_limits<std::int64_t>::max();
-};
-
-struct TieredStoreOptions {
-  std::vector<LayerGroupSpec> layer_groups;
-  Digest128 layout;  // of everything that decides how bytes are read; kept with every file
-
-  // Quotas in bytes; 0 means that there is no such tier. The largest ones bound later changes.
-  std::int64_t device_bytes = 0;
-  std::int64_t host_bytes = 0;
-  std::int64_t disk_bytes = 0;
-  std::int64_t max_device_bytes = 0;  // 0: device_bytes
-  std::int64_t max_host_bytes = 0;    // 0: host_bytes
-
-  // Grains; 0 means those of slot_solver.h.
-  std::int64_t device_grain_bytes = 0;
-  std::int64_t host_grain_bytes = 0;
-  std::int64_t disk_grain_bytes = 0;
-
-  std::shared_ptr<ColdPageCodec> codec;  // null: concatenation
-  DiskTierOptions disk;
-  std::unique_ptr<DiskIo> disk_io;  // null: make_best_disk_io()
-  std::size_t staging_bytes = 64 << 20;
-  int copy_threads = 1;
-};
 
 // A page for as long as it lives. A stale one is recognised.
 struct PageId {
@@ -170,6 +135,13 @@ class TieredStore {
   // lost; counted.
   Result<void> verify(PageId page, const Certificate& certificate);
 
+  // From now on the page has no transient bytes (BufferSpec::is_transient): nobody reads them, so
+  // nothing copies them, on whatever way; where its layer group has none, nothing. In builds with
+  // DCHECKs they are poisoned on the device, once it is written and `last_use` is done: that of
+  // whoever may still read them. Such a page stays like that.
+  void drop_transient(PageId page, const device::Event& last_use);
+  bool has_transient(PageId page) const;
+
   // Moves pages, which keep their ids; those that are there already stay. All or none. Only
   // certified pages go to disk (kFailedPrecondition): a frame is known by its owner.
   Result<void> migrate(std::span<const PageId> pages, Tier to);
@@ -178,13 +150,15 @@ class TieredStore {
   Result<void> migrate(std::span<const PageId> pages, HostReservation& reservation);
 
   // Queues a copy of a page's bytes to another page of its layer group, on the device, whose
-  // certificate is gone. kFailedPrecondition from the disk, kDataLoss where the bytes are lost.
+  // certificate is gone. Transient bytes only where both have some: else those of the other page
+  // are undefined. kFailedPrecondition from the disk, kDataLoss where the bytes are lost.
   Result<void> copy(PageId from, PageId to);
 
   // Keeps `num_pages` slots on the host free for whoever holds the reservation.
   Result<HostReservation> reserve_host(LayerGroupId group, std::int32_t num_pages);
 
-  // The page of an earlier process on this directory, if it is there and its header matches.
+  // The page of an earlier process on this directory, if it is there and its header matches; that
+  // of a prefix has no transient bytes.
   std::optional<PageId> adopt(const Certificate& certificate);
 
   // Changes a tier's quota: pools that lose shrink first, then the others grow; occupied slots move
@@ -204,6 +178,8 @@ class TieredStore {
   std::span<std::byte> bytes(PageId page, std::size_t pool = 0) const;
 
   PoolStats pool_stats(Tier tier, LayerGroupId group) const;
+  // The most slots that the pool group could ever have on the device, whatever quota and shares.
+  std::int64_t max_device_slots(LayerGroupId group) const;
   std::size_t num_pool_groups(Tier tier) const;
   std::size_t pool_group(Tier tier, LayerGroupId group) const;  // who competes shares one
   // Free slots of a pool group that are not reserved.
@@ -226,7 +202,8 @@ class TieredStore {
     std::uint32_t life = 1;
     std::uint16_t layer_group = 0;
     Tier tier = Tier::kDevice;
-    bool is_alive = false;
+    bool is_alive : 1 = false;
+    bool is_durable_only : 1 = false;  // its transient bytes are nobody's
   };
   static_assert(sizeof(Page) == 48);
 
@@ -284,6 +261,7 @@ class TieredStore {
   void move_to_disk(const Batch& batch, std::span<const SlotGrant> grants);
   void move_from_disk(const Batch& batch, std::span<const SlotGrant> grants, Tier to);
   CopyEngine::Queue copy_of(std::size_t layer_group, Tier from, Tier to) const;
+  const SlotSizes* durable_of(const Page& page) const;
   std::shared_ptr<DiskJob> make_disk_job(const Batch& batch, std::size_t first, std::size_t count,
                                          std::shared_ptr<StagingMemory> staging) const;
   std::size_t frames_per_part(std::size_t cold_group) const;
@@ -316,6 +294,7 @@ class TieredStore {
   std::unique_ptr<CopyEngine> copies_;
   std::unique_ptr<CopyEngine> staging_copies_;  // apart, so that a slow disk delays nobody else
   std::unique_ptr<device::Stream> disk_stream_;
+  std::unique_ptr<device::Stream> transient_stream_;  // null where no layer group has such bytes
 };
 
 // Slots on the host that nobody else can take, until they are used or the reservation ends.
