@@ -24,6 +24,7 @@ class Requirements : public testing::TestWithParam<ReplayPlacement> {
     WorldOptions made;
     made.placement = GetParam();
     made.num_slots = num_slots;
+    made.host_bytes = 2 << 20;
     return made;
   }
   bool is_in_pool() const { return GetParam() == ReplayPlacement::kInPool; }

@@ -62,6 +62,8 @@ class Speaker {
     ASSERT_TRUE(world_.manager->resize(RequestId(id_), 60).has_value());
   }
 
+  std::int64_t num_tokens() const { return std::ssize(tokens_); }
+
   void expect_says_what_it_says_alone() const {
     const Tokens alone(future_.begin(), future_.begin() + std::ssize(tokens_));
     EXPECT_EQ(tokens_, alone) << "request " << id_;
