@@ -20,13 +20,18 @@ constexpr std::string_view kTarget = "target";
 
 }  // namespace
 
-// P of a slot, behind the steps that are queued.
+// P of a slot, behind the steps that are queued, once the call queues it.
 void HybridCacheManager::set_pending(std::size_t tag, SlotId slot, std::int32_t pending) {
-  if (!tags_[tag]->has_replay()) return;
-  stream_.run([place = tags_[tag]->pending(slot), pending] {
-    *place = pending;
+  if (tags_[tag]->has_replay()) pending_writes_.push_back({tags_[tag]->pending(slot), pending});
+}
+
+void HybridCacheManager::queue_pending() {
+  if (pending_writes_.empty()) return;
+  stream_.run([writes = pending_writes_] {
+    for (const PendingWrite& write : writes) *write.place = write.pending;
     return true;
   });
+  pending_writes_.clear();
 }
 
 void HybridCacheManager::advance(const RowSetup& row, std::size_t tag, HybridRequest& request) {
@@ -42,7 +47,13 @@ void HybridCacheManager::advance(const RowSetup& row, std::size_t tag, HybridReq
     cursor.page_position = *row.row.first_position + written;
     cursor.num_records = cursor.num_pending = 0;
     for (SnapshotPlace& place : request.snapshots) {
-      if (place.position <= cursor.page_position) place.written |= std::uint64_t{1} << tag;
+      const std::int64_t count = place.position - *row.row.first_position;
+      const auto writes_it = [&](const kernels::StateWrite& write) {
+        return write.count == count && write.page != row.slot;
+      };
+      if (std::any_of(row.writes.begin(), row.writes.end(), writes_it)) {
+        place.written |= std::uint64_t{1} << tag;
+      }
     }
     if (is_target) request.kept = cursor.page_position;
     return;
@@ -79,6 +90,7 @@ void HybridCacheManager::step_queued(const BatchSetup& setup) {
                      row.epoch);
     advance(row, *tag, **request);
   }
+  queue_pending();
 }
 
 // The oldest open round is settled: pages and pending drafts of all tags follow from what is kept.
@@ -176,6 +188,7 @@ Result<void> HybridCacheManager::update_resources(std::span<const Acceptance> ac
     if (!is_on_device) tell_slots(*request);
     give_back_room(*request);
   }
+  queue_pending();
   return {};
 }
 

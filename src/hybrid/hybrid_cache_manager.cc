@@ -76,9 +76,9 @@ Result<void> HybridCacheManager::make_groups() {
     options.name = group->group_tag + " state";
     options.entries = slot_entries(config_, group->group_tag);
     options.num_slots = num_slots;
-    options.max_slots = config_.placement == ReplayPlacement::kInPool
-                            ? std::max(num_slots, max_slots(*group))
-                            : num_slots;
+    const bool is_fixed =
+        config_.placement == ReplayPlacement::kBesidePool && config_.replay.has_value();
+    options.max_slots = is_fixed ? num_slots : std::max(num_slots, max_slots(*group));
     options.save_bytes = num_saves * save_bytes_of(options.entries);
     SLACKWATER_ASSIGN_OR_RETURN(auto registry, SlotRegistry::create(device_, std::move(options)));
     tags_.push_back(
@@ -117,6 +117,7 @@ Result<void> HybridCacheManager::open(HybridRequest& request, std::span<const To
   SLACKWATER_ASSIGN_OR_RETURN(request.sequence, kv_cache_->create_sequence(options));
   request.cursors.assign(tags_.size(), {});
   request.open_rounds.clear();
+  request.snapshots.clear();
   request.is_lost = false;
   request.ready = {};
   request.kept = request.sequence.num_committed();
@@ -193,6 +194,10 @@ Result<Event> HybridCacheManager::resume_request(RequestId id) {
   Result<Event> arrived = request->sequence.resume(stream_);
   if (!arrived.has_value()) {
     if (!had_started) release_saves(*request);
+    if (arrived.error().code() == ErrorCode::kDataLoss) {
+      request->is_lost = true;
+      ++counters_.lost_requests;
+    }
     return arrived;
   }
   request->ready = *arrived;
@@ -216,9 +221,7 @@ Result<void> HybridCacheManager::suspend_request(RequestId id) {
                       id.value());
   }
   const bool is_known = request->open_rounds.empty();
-  if (config_.suspend_policy == SuspendPolicy::kCommitIfKnown && is_known && context_ != nullptr) {
-    SLACKWATER_RETURN_IF_ERROR(commit_pending(id));
-  }
+  if (config_.suspend_policy == SuspendPolicy::kCommitIfKnown) commit_if_known(*request);
   for (std::size_t t = 0; t < tags_.size(); ++t) {
     StateCursor& cursor = request->cursors[t];
     // One that is not set up since it resumed still has what was saved before.
@@ -231,9 +234,21 @@ Result<void> HybridCacheManager::suspend_request(RequestId id) {
     if (!SLACKWATER_MUTANT(hybrid_keep_slot)) cursor.slot.reset();
   }
   std::erase(moved_, request);
+  request->snapshots.clear();
   SLACKWATER_RETURN_IF_ERROR(request->sequence.suspend());
   ++counters_.suspends;
   return {};
+}
+
+// What cannot be committed now is saved as it is.
+void HybridCacheManager::commit_if_known(HybridRequest& request) {
+  const bool is_set_up =
+      std::all_of(request.cursors.begin(), request.cursors.end(),
+                  [](const StateCursor& cursor) { return cursor.slot.has_value(); });
+  if (!is_set_up || !request.open_rounds.empty() || context_ == nullptr) return;
+  const Result<void> committed = commit_pending(request.id);
+  // Lost pages and windows that no kernel takes are no reason to refuse a suspend.
+  static_cast<void>(committed);
 }
 
 void HybridCacheManager::drop_saved(HybridRequest& request, std::size_t tag) {
@@ -304,12 +319,17 @@ void HybridCacheManager::resume_dummies() {
   }
 }
 
+// Records beside the pool are as many as they were made; all else keeps up with it.
+bool HybridCacheManager::can_resize(const ReplayState& tag) const {
+  return config_.placement == ReplayPlacement::kInPool || !tag.has_replay();
+}
+
 // The registries keep up with pools that may have other numbers of slots now.
 void HybridCacheManager::resize_registries() {
   for (const auto& tag : tags_) {
     const std::int32_t wanted = kv_cache_->room(storage::Tier::kDevice, tag->layer_group()).total;
     SlotRegistry& registry = tag->registry();
-    if (config_.placement == ReplayPlacement::kInPool && wanted < registry.num_slots()) {
+    if (can_resize(*tag) && wanted < registry.num_slots()) {
       const Result<void> shrunk = registry.resize(wanted);
       SLACKWATER_CHECK(shrunk.has_value(), "a smaller registry: {}", shrunk.error().text());
     }
@@ -322,9 +342,7 @@ void HybridCacheManager::resize_registries() {
 Result<void> HybridCacheManager::grow_registries() {
   for (const auto& tag : tags_) {
     const std::int32_t most = max_slots(kv_cache_->layer_groups().group(tag->layer_group()));
-    if (config_.placement != ReplayPlacement::kInPool || most <= tag->registry().num_slots()) {
-      continue;
-    }
+    if (!can_resize(*tag) || most <= tag->registry().num_slots()) continue;
     const Result<void> grown = tag->registry().resize(most);
     if (grown.has_value()) continue;
     resize_registries();

@@ -145,6 +145,7 @@ Result<void> HybridCacheManager::commit_pending(RequestId id, std::optional<std:
     queue_commit(*request, t, static_cast<std::int32_t>(up_to_kept));
   }
   request->kept = kept;
+  queue_pending();
   return {};
 }
 
@@ -232,7 +233,11 @@ void HybridCacheManager::note_slot_changes(HybridRequest& request) {
       has_moved |= cursor.slot.has_value() && *cursor.slot != slots[0];
     }
   }
-  if (has_moved && std::find(moved_.begin(), moved_.end(), &request) == moved_.end()) {
+  if (!has_moved) return;
+  // The state goes on in a copy, which may fail.
+  const std::array<Event, 2> both = {request.ready, request.sequence.arrived()};
+  request.ready = device::merge(both);
+  if (std::find(moved_.begin(), moved_.end(), &request) == moved_.end()) {
     moved_.push_back(&request);
   }
 }

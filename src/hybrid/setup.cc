@@ -100,6 +100,12 @@ Result<void> HybridCacheManager::check_row(const BatchRow& row, std::size_t tag,
                       request.id.value(), before + left, state.max_records());
   }
   SLACKWATER_RETURN_IF_ERROR(check_position(row, tag, request));
+  if (row.first_position.value_or(request.kept) < request.sequence.num_committed()) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "a row of request {} at position {}, and others see its pages up to {}; "
+                      "restart it, so that nobody writes to them",
+                      request.id.value(), *row.first_position, request.sequence.num_committed());
+  }
   const std::int64_t end = row.first_position.value_or(most_kept(request)) + row.num_tokens;
   if (end > request.sequence.capacity()) {
     return make_error(ErrorCode::kInvalidArgument,
@@ -274,6 +280,7 @@ Result<void> HybridCacheManager::setup_state_indices(std::span<const BatchRow> r
   for (std::size_t i = 0; i < count; ++i) {
     fill_row(BatchRow(setup.rows[i].row), tag, *rows_[i], setup.rows[i]);
   }
+  queue_pending();
   return {};
 }
 

@@ -201,6 +201,7 @@ class HybridCacheManager {
   void fill_row(const BatchRow& row, std::size_t tag, HybridRequest& request, RowSetup& out);
 
   void set_pending(std::size_t tag, SlotId slot, std::int32_t pending);
+  void queue_pending();
   void advance(const RowSetup& row, std::size_t tag, HybridRequest& request);
   void resolve_round(HybridRequest& request, std::int32_t num_accepted);
   void tell_slots(HybridRequest& request);
@@ -223,6 +224,8 @@ class HybridCacheManager {
   void resize_registries();
   Result<void> grow_registries();
   Result<void> check_rebalance(std::string_view what) const;
+  bool can_resize(const ReplayState& tag) const;
+  void commit_if_known(HybridRequest& request);
 
   device::Device& device_;
   device::Stream& stream_;
@@ -238,6 +241,11 @@ class HybridCacheManager {
   SlotRegistry::Applied applied_;
   std::vector<HybridRequest*> rows_;       // [rows]
   std::vector<HybridRequest*> restoring_;  // [changes_.restores]
+  struct PendingWrite {
+    std::int32_t* place;
+    std::int32_t pending;
+  };
+  std::vector<PendingWrite> pending_writes_;  // of a call, queued together at its end
   std::uint64_t setups_ = 0;
   HybridCounters counters_;
   bool is_shut_down_ = false;
