@@ -1,6 +1,15 @@
 # Headers, libraries, the program and the demo model, for `find_package(slackwater)`.
 
 include(CMakePackageConfigHelpers)
+
+# All rooms in one name, for whoever does not choose among them.
+add_library(slackwater_all INTERFACE)
+add_library(slackwater::slackwater ALIAS slackwater_all)
+set_target_properties(slackwater_all PROPERTIES EXPORT_NAME slackwater)
+target_link_libraries(slackwater_all INTERFACE slackwater::base slackwater::device
+  slackwater::storage slackwater::cache slackwater::kernels slackwater::hybrid slackwater::model)
+install(TARGETS slackwater_all EXPORT slackwater)
+
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/models/demo
         DESTINATION ${CMAKE_INSTALL_DATADIR}/slackwater/models)

@@ -27,8 +27,20 @@ void HybridCacheManager::set_pending(std::size_t tag, SlotId slot, std::int32_t 
 
 void HybridCacheManager::queue_pending() {
   if (pending_writes_.empty()) return;
-  stream_.run([writes = pending_writes_] {
-    for (const PendingWrite& write : writes) *write.place = write.pending;
+  const auto is_done = [](const auto& batch) {
+    return batch->is_done.load(std::memory_order_acquire);
+  };
+  auto at = std::find_if(pending_batches_.begin(), pending_batches_.end(), is_done);
+  if (at == pending_batches_.end()) {
+    pending_batches_.push_back(std::make_unique<PendingBatch>());
+    at = std::prev(pending_batches_.end());
+  }
+  PendingBatch* const batch = at->get();
+  batch->writes.swap(pending_writes_);
+  batch->is_done.store(false, std::memory_order_relaxed);
+  stream_.run([batch] {
+    for (const PendingWrite& write : batch->writes) *write.place = write.pending;
+    batch->is_done.store(true, std::memory_order_release);
     return true;
   });
   pending_writes_.clear();

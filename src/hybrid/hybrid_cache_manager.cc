@@ -30,6 +30,8 @@ HybridCacheManager::HybridCacheManager(device::Device& device, device::Stream& s
     : device_(device), stream_(stream), context_(context), config_(std::move(config)) {}
 
 HybridCacheManager::~HybridCacheManager() {
+  // What is queued writes to what goes with it.
+  stream_.synchronize();
   // Their sequences are claims on the cache.
   requests_.clear();
   dummies_.clear();
@@ -47,13 +49,6 @@ Result<std::unique_ptr<HybridCacheManager>> HybridCacheManager::create(
   SLACKWATER_RETURN_IF_ERROR(manager->make_groups());
   SLACKWATER_RETURN_IF_ERROR(manager->add_dummies());
   return manager;
-}
-
-// The most slots that the pool of a layer group could ever get.
-std::int32_t HybridCacheManager::max_slots(const cache::LayerGroupDesc& group) const {
-  const std::int64_t bytes =
-      std::max(config_.cache.max_device_bytes, kv_cache_->quota(storage::Tier::kDevice));
-  return static_cast<std::int32_t>(bytes / group.page_bytes);
 }
 
 // One registry per recurrent layer group that has layers here.
@@ -78,7 +73,8 @@ Result<void> HybridCacheManager::make_groups() {
     options.num_slots = num_slots;
     const bool is_fixed =
         config_.placement == ReplayPlacement::kBesidePool && config_.replay.has_value();
-    options.max_slots = is_fixed ? num_slots : std::max(num_slots, max_slots(*group));
+    options.max_slots =
+        is_fixed ? num_slots : static_cast<std::int32_t>(kv_cache_->max_device_slots(group->id));
     options.save_bytes = num_saves * save_bytes_of(options.entries);
     SLACKWATER_ASSIGN_OR_RETURN(auto registry, SlotRegistry::create(device_, std::move(options)));
     tags_.push_back(
@@ -345,7 +341,8 @@ void HybridCacheManager::resize_registries() {
 // slot is ever without its entry.
 Result<void> HybridCacheManager::grow_registries() {
   for (const auto& tag : tags_) {
-    const std::int32_t most = max_slots(kv_cache_->layer_groups().group(tag->layer_group()));
+    // Not only what today's quota allows: this may be the call that raises it.
+    const std::int32_t most = tag->registry().max_slots();
     if (!can_resize(*tag) || most <= tag->registry().num_slots()) continue;
     const Result<void> grown = tag->registry().resize(most);
     if (grown.has_value()) continue;

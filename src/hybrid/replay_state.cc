@@ -77,6 +77,7 @@ std::vector<cache::BufferConfig> page_buffers(const HybridConfig& config, const 
   for (const RecordBuffer& record : record_buffers(layer.shape, num_records(config), hidden_size)) {
     if (record.is_of_first_layer && !is_first_of_tag) continue;
     buffers.push_back({std::string(record.name), record.bytes_per_layer});
+    buffers.back().is_transient = true;
   }
   return buffers;
 }

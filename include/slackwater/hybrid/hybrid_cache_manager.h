@@ -1,6 +1,7 @@
 #ifndef SLACKWATER_HYBRID_HYBRID_CACHE_MANAGER_H_
 #define SLACKWATER_HYBRID_HYBRID_CACHE_MANAGER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -62,7 +63,7 @@ struct PublishOptions {
 //   I5  a saved entry belongs to a suspended request, or to one that is not set up since it
 //       resumed; there are as many as the registries hold.
 // Ownership: owns the cache, the registries and the requests; the device, the stream of the steps
-// and the context outlive it.
+// and the context outlive it. The destructor waits for what is queued there.
 // Threads: one thread.
 // Errors: kNotFound for a request that is not there, kFailedPrecondition for the wrong state of it,
 // kInvalidArgument for positions that do not agree, kOutOfRange for a slot past the registry,
@@ -187,7 +188,6 @@ class HybridCacheManager {
   Result<void> add_dummies();
   Result<HybridRequest*> find(RequestId request);
   Result<const HybridRequest*> find(RequestId request) const;
-  std::int32_t max_slots(const cache::LayerGroupDesc& group) const;
   Result<std::size_t> find_tag(std::string_view group_tag) const;
 
   // Setup of a batch.
@@ -246,7 +246,13 @@ class HybridCacheManager {
     std::int32_t* place;
     std::int32_t pending;
   };
-  std::vector<PendingWrite> pending_writes_;  // of a call, queued together at its end
+  // Counts that one call queues together, and whether the stream is done with them.
+  struct PendingBatch {
+    std::vector<PendingWrite> writes;
+    std::atomic<bool> is_done{true};
+  };
+  std::vector<PendingWrite> pending_writes_;  // of the call under way
+  std::vector<std::unique_ptr<PendingBatch>> pending_batches_;
   std::uint64_t setups_ = 0;
   HybridCounters counters_;
   bool is_shut_down_ = false;
