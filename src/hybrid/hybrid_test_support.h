@@ -173,8 +173,9 @@ struct World {
     std::vector<const std::int32_t*> pending;  // read when the step runs
     for (std::size_t i = 0; i < setup.rows.size(); ++i) {
       const RowSetup& row = setup.rows[i];
+      // A position that only the device knows is any but that of P, at which no page is read.
       rows.push_back({.tokens = std::move(tokens[i]),
-                      .first_position = row.row.first_position.value_or(1),
+                      .first_position = row.row.first_position.value_or(1 << 20),
                       .slot = row.slot,
                       .num_pending = row.num_pending.value_or(0),
                       .writes = row.writes});
