@@ -34,6 +34,19 @@ void HybridCacheManager::queue_pending() {
   pending_writes_.clear();
 }
 
+// Of the places that wait for a state those that the row writes: one that lies before it, or whose
+// page was not to be had, stays without.
+void HybridCacheManager::note_snapshots(const RowSetup& row, std::size_t tag,
+                                        HybridRequest& request) {
+  for (SnapshotPlace& place : request.snapshots) {
+    const auto is_its = [&](const kernels::StateWrite& write) {
+      return write.page != row.slot && *row.row.first_position + write.count == place.position;
+    };
+    if (std::none_of(row.writes.begin(), row.writes.end(), is_its)) continue;
+    place.written |= std::uint64_t{1} << tag;
+  }
+}
+
 void HybridCacheManager::advance(const RowSetup& row, std::size_t tag, HybridRequest& request) {
   StateCursor& cursor = request.cursors[tag];
   const std::int32_t written = row.writes.empty() ? 0 : row.writes.back().count;
@@ -46,15 +59,7 @@ void HybridCacheManager::advance(const RowSetup& row, std::size_t tag, HybridReq
   if (row.row.kind == RowKind::kContext) {
     cursor.page_position = *row.row.first_position + written;
     cursor.num_records = cursor.num_pending = 0;
-    for (SnapshotPlace& place : request.snapshots) {
-      const std::int64_t count = place.position - *row.row.first_position;
-      const auto writes_it = [&](const kernels::StateWrite& write) {
-        return write.count == count && write.page != row.slot;
-      };
-      if (std::any_of(row.writes.begin(), row.writes.end(), writes_it)) {
-        place.written |= std::uint64_t{1} << tag;
-      }
-    }
+    note_snapshots(row, tag, request);
     if (is_target) request.kept = cursor.page_position;
     return;
   }
@@ -125,6 +130,9 @@ void HybridCacheManager::record_acceptance(const BatchSetup& setup,
         (*request)->open_rounds.back().num_drafts == 0) {
       continue;
     }
+    // What was saved meanwhile has the P of before: the host has to tell.
+    const auto is_saved = [](const StateCursor& cursor) { return cursor.saved.has_value(); };
+    if (std::any_of((*request)->cursors.begin(), (*request)->cursors.end(), is_saved)) continue;
     (*request)->open_rounds.back().is_on_device = true;
     for (std::size_t t = 0; t < tags_.size(); ++t) {
       const StateCursor& cursor = (*request)->cursors[t];
@@ -157,19 +165,18 @@ void HybridCacheManager::give_back_room(HybridRequest& request) {
 }
 
 Result<void> HybridCacheManager::update_resources(std::span<const Acceptance> acceptances) {
-  const auto round_of = [&](const Acceptance& acceptance) -> HybridRequest* {
+  const auto request_of = [&](const Acceptance& acceptance) -> HybridRequest* {
     const Result<HybridRequest*> request = find(acceptance.request);
-    if (!request.has_value() || (*request)->epoch != acceptance.epoch ||
-        (*request)->open_rounds.empty() ||
-        (*request)->open_rounds.front().round != acceptance.round) {
-      return nullptr;
-    }
-    return *request;
+    return request.has_value() && (*request)->epoch == acceptance.epoch ? *request : nullptr;
   };
   for (const Acceptance& acceptance : acceptances) {
-    const HybridRequest* const request = round_of(acceptance);
-    const std::int32_t most =
-        request == nullptr ? acceptance.num_accepted : request->open_rounds.front().num_drafts;
+    std::int32_t most = acceptance.num_accepted;
+    if (const HybridRequest* const request = request_of(acceptance); request != nullptr) {
+      // Any open round: those before it may be settled by this very call.
+      for (const OpenRound& round : request->open_rounds) {
+        if (round.round == acceptance.round) most = round.num_drafts;
+      }
+    }
     if (0 <= acceptance.num_accepted && acceptance.num_accepted <= most) continue;
     return make_error(
         ErrorCode::kInvalidArgument,
@@ -178,8 +185,9 @@ Result<void> HybridCacheManager::update_resources(std::span<const Acceptance> ac
         acceptance.num_accepted, acceptance.round, acceptance.request.value(), most);
   }
   for (const Acceptance& acceptance : acceptances) {
-    HybridRequest* const request = round_of(acceptance);
-    if (request == nullptr) {
+    HybridRequest* const request = request_of(acceptance);
+    if (request == nullptr || request->open_rounds.empty() ||
+        request->open_rounds.front().round != acceptance.round) {
       counters_.ignored_acceptances += is_settled_round(acceptance) ? 0 : 1;
       continue;
     }

@@ -230,10 +230,14 @@ Result<void> HybridCacheManager::suspend_request(RequestId id) {
         !is_known || cursor.num_records > 0 || config_.suspend_policy == SuspendPolicy::kSave;
     cursor.saved = tags_[t]->registry().save(
         *cursor.slot, request->certificate(tags_[t]->layer_group()), has_records, stream_);
+    // What has not arrived in the slot is not there to be saved either.
+    const std::array<Event, 2> both = {request->ready, cursor.saved->copied};
+    cursor.saved->copied = device::merge(both);
     cursor.slot_before = cursor.slot;
     if (!SLACKWATER_MUTANT(hybrid_keep_slot)) cursor.slot.reset();
   }
   std::erase(moved_, request);
+  // Reserved pages that are not published are given up with the device.
   request->snapshots.clear();
   SLACKWATER_RETURN_IF_ERROR(request->sequence.suspend());
   ++counters_.suspends;

@@ -16,13 +16,14 @@ using cache::SequenceStatus;
 
 namespace {
 
-RequestPosition position_of(const HybridRequest& request) {
+// `target` is the place of the target's cursor, where it has recurrent layers here.
+RequestPosition position_of(const HybridRequest& request, const Result<std::size_t>& target) {
   RequestPosition position;
   position.kept = request.kept;
   position.page_position = request.kept;
-  if (!request.cursors.empty()) {
-    position.page_position = request.cursors[0].page_position;
-    position.num_pending = request.cursors[0].num_pending;
+  if (target.has_value()) {
+    position.page_position = request.cursors[*target].page_position;
+    position.num_pending = request.cursors[*target].num_pending;
   }
   position.epoch = request.epoch;
   position.round = request.round;
@@ -35,7 +36,7 @@ RequestPosition position_of(const HybridRequest& request) {
 
 Result<RequestPosition> HybridCacheManager::position(RequestId id) const {
   SLACKWATER_ASSIGN_OR_RETURN(const HybridRequest* const request, find(id));
-  return position_of(*request);
+  return position_of(*request, find_tag("target"));
 }
 
 HybridCounters HybridCacheManager::counters() const {
@@ -59,7 +60,7 @@ HybridView HybridCacheManager::view() const {
     RequestView& seen = view.requests.emplace_back();
     seen.request = id;
     seen.status = request->sequence.status();
-    seen.position = position_of(*request);
+    seen.position = position_of(*request, find_tag("target"));
     for (std::size_t t = 0; t < tags_.size(); ++t) {
       const StateCursor& cursor = request->cursors[t];
       seen.slots.push_back({tags_[t]->group_tag(), cursor.slot, cursor.saved.has_value(),

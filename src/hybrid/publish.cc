@@ -208,11 +208,10 @@ Result<void> HybridCacheManager::publish(RequestId id, std::span<const TokenId> 
   SLACKWATER_ASSIGN_OR_RETURN(const bool has_states, settle_states(*request, end, options));
   cancel_unwritten(*request, end);
   cache::CommitOptions commit;
-  commit.written = options.written;
-  if (has_states) {
-    const std::array<Event, 2> both = {options.written, stream_.mark()};
-    commit.written = device::merge(both);
-  }
+  // What the steps began with counts too: who goes on from bytes that never came writes nonsense.
+  const std::array<Event, 3> all = {options.written, request->ready,
+                                    has_states ? stream_.mark() : Event()};
+  commit.written = device::merge(all);
   commit.is_end = options.is_end;
   commit.publishes_state = has_states;
   SLACKWATER_RETURN_IF_ERROR(request->sequence.commit(tokens, commit));
@@ -273,6 +272,13 @@ Result<std::vector<std::int64_t>> HybridCacheManager::snapshot_points(
 
 Result<void> HybridCacheManager::reserve_snapshot(RequestId id, std::int64_t position) {
   SLACKWATER_ASSIGN_OR_RETURN(HybridRequest* const request, find(id));
+  for (const StateCursor& cursor : request->cursors) {
+    if (position > cursor.page_position) continue;
+    return make_error(ErrorCode::kInvalidArgument,
+                      "a snapshot of request {} at position {}, and its page is at {} already; "
+                      "reserve it before the step that runs past it",
+                      id.value(), position, cursor.page_position);
+  }
   SLACKWATER_RETURN_IF_ERROR(request->sequence.reserve_snapshot(position));
   const auto at = std::lower_bound(
       request->snapshots.begin(), request->snapshots.end(), position,

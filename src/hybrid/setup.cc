@@ -39,6 +39,16 @@ std::int64_t most_kept(const HybridRequest& request) {
   return most;
 }
 
+// Kernels go by the slot alone.
+Result<void> check_slot(RequestId request, SlotId slot, const ReplayState& state) {
+  const bool is_within = 0 <= slot.value() && slot.value() < state.num_slots();
+  if (is_within || SLACKWATER_MUTANT(hybrid_unbound)) return {};
+  return make_error(ErrorCode::kOutOfRange,
+                    "request {} is in slot {} of the recurrent pool, past the {} for which there "
+                    "are replay records; the pool has grown beside them",
+                    request.value(), slot.value(), state.num_slots());
+}
+
 }  // namespace
 
 // A row begins where its page and its pending drafts end.
@@ -46,11 +56,13 @@ Result<void> HybridCacheManager::check_position(const BatchRow& row, std::size_t
                                                 const HybridRequest& request) const {
   const StateCursor& cursor = request.cursors[tag];
   if (!row.first_position.has_value()) {
-    if (row.kind == RowKind::kGeneration && !request.open_rounds.empty()) return {};
+    // How many tokens a draft model has to make up for depends on the acceptance.
+    const bool is_target = tags_[tag]->group_tag() == "target";
+    if (is_target && row.kind == RowKind::kGeneration && !request.open_rounds.empty()) return {};
     return make_error(ErrorCode::kInvalidArgument,
-                      "a row of request {} without a position; only the acceptance of a round that "
-                      "is known on the device alone makes that right",
-                      request.id.value());
+                      "a row of request {} for layers of '{}' without a position; only the target "
+                      "goes on from a round whose acceptance is known on the device alone",
+                      request.id.value(), tags_[tag]->group_tag());
   }
   if (!request.open_rounds.empty()) {
     return make_error(ErrorCode::kFailedPrecondition,
@@ -118,14 +130,7 @@ Result<void> HybridCacheManager::check_row(const BatchRow& row, std::size_t tag,
                       "request {} has no page for its state: its end is published",
                       request.id.value());
   }
-  if (slot.value() < 0 ||
-      (slot.value() >= state.num_slots() && !SLACKWATER_MUTANT(hybrid_unbound))) {
-    return make_error(ErrorCode::kOutOfRange,
-                      "request {} is in slot {} of the recurrent pool, past the {} for which there "
-                      "are replay records; the pool has grown beside them",
-                      request.id.value(), slot.value(), state.num_slots());
-  }
-  return {};
+  return check_slot(request.id, slot, state);
 }
 
 // Whether what it would begin with is not what it had.
@@ -225,8 +230,11 @@ void HybridCacheManager::fill_row(const BatchRow& row, std::size_t tag, HybridRe
     return;
   }
   if (row.kind == RowKind::kContext) {
-    // Drafts that were pending are gone.
+    // Drafts that were pending are gone, whether or not the step comes: the page alone is what the
+    // request goes on from.
     if (cursor.num_pending > 0) set_pending(tag, out.slot, 0);
+    cursor.num_pending = cursor.num_records = 0;
+    if (tags_[tag]->group_tag() == "target") request.kept = cursor.page_position;
     out.num_pending = 0;
     for (const SnapshotPlace& place : request.snapshots) {
       const std::int64_t count = place.position - *row.first_position;
@@ -295,9 +303,13 @@ Result<void> HybridCacheManager::pad_to(std::size_t num_rows, BatchSetup& setup)
   }
   for (std::size_t i = 0; i < missing; ++i) {
     HybridRequest& dummy = *dummies_[i];
-    if (dummy.sequence.status() == SequenceStatus::kActive) continue;
-    return make_error(ErrorCode::kResourceExhausted,
-                      "dummy {} found no room when it was to come back; run the batch as it is", i);
+    if (dummy.sequence.status() != SequenceStatus::kActive) {
+      return make_error(ErrorCode::kResourceExhausted,
+                        "dummy {} found no room when it was to come back; run the batch as it is",
+                        i);
+    }
+    SLACKWATER_RETURN_IF_ERROR(
+        check_slot(dummy.id, slot_of(dummy, tags_[tag]->layer_group()), *tags_[tag]));
   }
   for (std::size_t i = 0; i < missing; ++i) {
     HybridRequest& dummy = *dummies_[i];

@@ -110,7 +110,7 @@ class HybridCacheManager {
   // begin with: what was saved is restored, what moved is relocated, who is new is reset, as one
   // permutation. Checks, before anything is queued, that every row begins where page and pending
   // drafts end, that its slot is within bounds, and that there is room for its tokens. A batch that
-  // is then not queued has lost nothing.
+  // is then not queued has lost nothing but the drafts that its context rows give up.
   Result<void> setup_state_indices(std::span<const BatchRow> rows, std::string_view group_tag,
                                    BatchSetup& setup);
   Result<void> setup_state_indices(std::span<const BatchRow> rows, BatchSetup& setup) {
@@ -202,6 +202,7 @@ class HybridCacheManager {
 
   void set_pending(std::size_t tag, SlotId slot, std::int32_t pending);
   void queue_pending();
+  void note_snapshots(const RowSetup& row, std::size_t tag, HybridRequest& request);
   void advance(const RowSetup& row, std::size_t tag, HybridRequest& request);
   void resolve_round(HybridRequest& request, std::int32_t num_accepted);
   void tell_slots(HybridRequest& request);
