@@ -345,7 +345,8 @@ void HybridCacheManager::resize_registries() {
 // slot is ever without its entry.
 Result<void> HybridCacheManager::grow_registries() {
   for (const auto& tag : tags_) {
-    const std::int32_t most = max_slots(kv_cache_->layer_groups().group(tag->layer_group()));
+    // Not only what today's quota allows: this may be the call that raises it.
+    const std::int32_t most = tag->registry().max_slots();
     if (!can_resize(*tag) || most <= tag->registry().num_slots()) continue;
     const Result<void> grown = tag->registry().resize(most);
     if (grown.has_value()) continue;

@@ -110,7 +110,8 @@ TEST(C05HybridStaleNumbers, APoolThatShrinksTakesWhatLiesBesideItAlong) {
 // KB-C05-05 (TensorRT-LLM 18661, 19120): drafts are given back by another width than they were
 // taken, and a length falls below what is committed. Room for `grown` drafts is taken, fewer are
 // run, some are accepted, and all that is kept is published; awake or asleep by then, and with a
-// draft model whose layers have never run.
+// draft model whose layers have never run. A round without drafts has no acceptance to wait for,
+// and the room may be meant for the next one by then: it stays.
 TEST(C05HybridStaleNumbers, RoomThatIsGivenBackIsThatWhichWasTaken) {
   for (const bool has_draft_model : {false, true}) {
     for (std::int32_t grown = 0; grown <= 3; ++grown) {
@@ -137,7 +138,7 @@ TEST(C05HybridStaleNumbers, RoomThatIsGivenBackIsThatWhichWasTaken) {
             world.accept(1, right);
             const cache::Sequence& sequence = world.manager->sequence(a.id());
             EXPECT_EQ(a.position().kept, kept + 1 + accepted);
-            EXPECT_EQ(sequence.capacity(), a.position().kept);
+            EXPECT_EQ(sequence.capacity(), run > 0 ? a.position().kept : kept + 1 + grown);
             EXPECT_LE(sequence.history(), sequence.capacity());
             EXPECT_EQ(sequence.num_committed(), kept);
             if (is_asleep) world.resume(1);

@@ -70,7 +70,8 @@ struct SlotRegistryOptions {
   std::int32_t num_slots = 0;
   std::int32_t max_slots = 0;    // addresses are kept for so many; 0: num_slots
   std::int64_t save_bytes = 0;   // host memory for saved slots: as many as fit
-  std::int64_t grain_bytes = 0;  // of the device's memory and the host's; 0: 2 MiB and 4 KiB
+  // Of the device's memory and the host's; 0: 2 MiB, and 4 KiB for saves that are smaller than that.
+  std::int64_t grain_bytes = 0;
   bool prefers_pinned = true;    // host memory that the device copies from without a detour
 };
 
@@ -111,6 +112,7 @@ class SlotRegistry {
   ~SlotRegistry();
 
   std::int32_t num_slots() const { return num_slots_; }
+  std::int32_t max_slots() const { return options_.max_slots; }
   bool contains(SlotId slot) const { return 0 <= slot.value() && slot.value() < num_slots_; }
   // Bytes of one slot, padding between entries left out; 0 without entries.
   std::int64_t bytes_per_slot() const { return entry_bytes_; }
