@@ -70,7 +70,7 @@ struct SlotRegistryOptions {
   std::int32_t num_slots = 0;
   std::int32_t max_slots = 0;    // addresses are kept for so many; 0: num_slots
   std::int64_t save_bytes = 0;   // host memory for saved slots: as many as fit
-  // Of the device's memory and the host's; 0: 2 MiB, and 4 KiB for saves that are smaller than that.
+  // Of the device's memory and the host's; 0: 2 MiB, and 4 KiB for saves that are smaller.
   std::int64_t grain_bytes = 0;
   bool prefers_pinned = true;    // host memory that the device copies from without a detour
 };
