@@ -16,8 +16,9 @@ using device::MemoryKind;
 
 namespace {
 
-constexpr std::int64_t kDeviceGrain = 2 << 20;
-constexpr std::int64_t kHostGrain = 4096;
+// Huge pages, which a copy of some MiB goes through faster; not for saves that would waste them.
+constexpr std::int64_t kLargeGrain = 2 << 20;
+constexpr std::int64_t kSmallGrain = 4096;
 
 std::int64_t bytes_of(const SlotEntry& entry) { return entry.bytes_per_layer * entry.num_layers; }
 
@@ -61,7 +62,6 @@ Result<std::unique_ptr<SlotRegistry>> SlotRegistry::create(device::Device& devic
     }
   }
   if (options.max_slots == 0) options.max_slots = options.num_slots;
-  if (options.grain_bytes == 0) options.grain_bytes = kDeviceGrain;
   // Records come last, so that a save without them is one piece too.
   std::vector<SlotEntry> ordered;
   for (const bool is_record : {false, true}) {
@@ -80,9 +80,10 @@ Result<std::unique_ptr<SlotRegistry>> SlotRegistry::create(device::Device& devic
   const SlotRegistryOptions& made = registry->options_;
   const auto reserved =
       static_cast<std::size_t>(registry->slot_stride_ * (std::int64_t{made.max_slots} + 1));
-  SLACKWATER_ASSIGN_OR_RETURN(registry->arena_,
-                              device.reserve_arena(MemoryKind::kDevice, reserved,
-                                                   static_cast<std::size_t>(made.grain_bytes)));
+  const std::int64_t grain = made.grain_bytes > 0 ? made.grain_bytes : kLargeGrain;
+  SLACKWATER_ASSIGN_OR_RETURN(
+      registry->arena_,
+      device.reserve_arena(MemoryKind::kDevice, reserved, static_cast<std::size_t>(grain)));
   SLACKWATER_ASSIGN_OR_RETURN(registry->stream_, device.make_stream(made.name + " slots"));
   SLACKWATER_RETURN_IF_ERROR(registry->resize(made.num_slots));
   return registry;
@@ -112,7 +113,8 @@ Result<void> SlotRegistry::make_saves() {
   pool.name = options_.name + " saves";
   pool.kind = options_.prefers_pinned ? MemoryKind::kPinnedHost : MemoryKind::kPageableHost;
   pool.slot_bytes = {slot_stride_};
-  pool.grain_bytes = kHostGrain;
+  pool.grain_bytes = slot_stride_ < kLargeGrain ? kSmallGrain : kLargeGrain;
+  if (options_.grain_bytes > 0) pool.grain_bytes = options_.grain_bytes;
   pool.max_slots = static_cast<std::int32_t>(slots);
   SLACKWATER_ASSIGN_OR_RETURN(saves_, storage::PoolGroup::create(device_, pool));
   return saves_->grow(pool.max_slots);

@@ -310,7 +310,13 @@ TEST(C14HybridSpeculation, ResultsOfAnEarlierLifeAreIgnoredAndCounted) {
       EXPECT_EQ(a.position().num_pending, 0);
       gate.complete(device::EventStatus::kSucceeded);
       a.read_prompt();
-      a.round(3, 2);
+      // Said again while a round of the new life awaits its own.
+      const std::int32_t accepted = a.step(a.drafts(3, 2));
+      ASSERT_TRUE(world.manager->update_resources(late).has_value());
+      EXPECT_EQ(world.manager->counters().ignored_acceptances, ignored + 4);
+      EXPECT_TRUE(a.position().is_acceptance_pending);
+      world.accept(1, accepted);
+      a.make_room();
       a.round(2, 0);
       a.expect_says_what_it_says_alone();
       a.expect_page_is_its_own();
