@@ -240,25 +240,25 @@ class KdaCall {
   KdaCall(std::string_view name, const KdaWorkload& workload, std::int64_t num_slots)
       : workload_(workload),
         width_(std::int64_t{workload.num_heads} * workload.head_dim),
-        tokens_(random_floats(5 * width_ * workload.num_tokens)),
-        beta_(random_floats(std::int64_t{workload.num_heads} * workload.num_tokens)),
+        projected_(random_floats(projected_width() * workload.num_tokens)),
+        decay_(random_floats(width_ * workload.num_tokens)),
+        o_(static_cast<std::size_t>(width_ * workload.num_tokens)),
         constants_(random_floats(13 * width_)),
         decay_rate_(static_cast<std::size_t>(workload.num_heads)),
         num_slots_(num_slots > 0 ? num_slots : num_pieces(workload.source, slot_bytes())),
         pages_(working_set(name, static_cast<std::size_t>(num_slots_) * slot_bytes())) {
     std::ranges::fill(decay_rate_.span(), 1.0f);
-    const std::int64_t section = width_ * workload.num_tokens;
     args_.num_heads = workload.num_heads;
     args_.head_dim = workload.head_dim;
     for (std::size_t i = 0; i < 3; ++i) {
-      args_.qkv[i] = tokens_.data() + static_cast<std::int64_t>(i) * section;
+      args_.qkv[i] = projected_.data() + static_cast<std::int64_t>(i) * width_;
       args_.conv_weight[i] = constants_.data() + static_cast<std::int64_t>(4 * i) * width_;
     }
-    args_.decay = tokens_.data() + 3 * section;
-    args_.o = tokens_.data() + 4 * section;
-    args_.qkv_stride = args_.decay_stride = args_.o_stride = width_;
-    args_.beta = beta_.data();
-    args_.beta_stride = workload.num_heads;
+    args_.beta = projected_.data() + projected_width() - workload.num_heads;
+    args_.qkv_stride = args_.beta_stride = projected_width();
+    args_.decay = decay_.data();
+    args_.o = o_.data();
+    args_.decay_stride = args_.o_stride = width_;
     args_.dt_bias = constants_.data() + 12 * width_;
     args_.decay_rate = decay_rate_.data();
     float* next = reinterpret_cast<float*>(pages_.data());
@@ -338,6 +338,11 @@ class KdaCall {
            sizeof(float);
   }
 
+  // A row of projections as a forward step makes them: [q | k | v | f_a | gate | beta].
+  std::int64_t projected_width() const {
+    return 4 * width_ + workload_.head_dim + workload_.num_heads;
+  }
+
   void next_slot() { slot_ = slot_ + 1 < num_slots_ ? slot_ + 1 : 0; }
 
   void run(ExecutionContext& context, SequenceRow row) {
@@ -349,7 +354,7 @@ class KdaCall {
 
   KdaWorkload workload_;
   std::int64_t width_;
-  AlignedBuffer<float> tokens_, beta_, constants_, decay_rate_;
+  AlignedBuffer<float> projected_, decay_, o_, constants_, decay_rate_;
   std::int64_t num_slots_;
   std::span<std::byte> pages_;
   std::int32_t slot_ = 0;

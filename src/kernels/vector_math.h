@@ -191,12 +191,18 @@ SLACKWATER_MATH_INLINE typename Ops::V log1p_unit(typename Ops::V z) {
   return Ops::add(log<Ops>(sum), Ops::div(lost, sum));
 }
 
+// max(x, 0) + ln(1 + e) where e = e^-|x| is known already.
+template <class Ops>
+SLACKWATER_MATH_INLINE typename Ops::V softplus_of(typename Ops::V x, typename Ops::V e) {
+  const auto zero = Ops::set(0.0f);
+  const auto positive = Ops::select(Ops::less(x, zero), zero, x);
+  return Ops::add(positive, log1p_unit<Ops>(e));
+}
+
 // max(x, 0) + ln(1 + e^-|x|).
 template <class Ops>
 SLACKWATER_MATH_INLINE typename Ops::V softplus(typename Ops::V x) {
-  const auto zero = Ops::set(0.0f);
-  const auto positive = Ops::select(Ops::less(x, zero), zero, x);
-  return Ops::add(positive, log1p_unit<Ops>(exp<Ops>(Ops::neg(Ops::abs(x)))));
+  return softplus_of<Ops>(x, exp<Ops>(Ops::neg(Ops::abs(x))));
 }
 
 // Gumbel noise of a random word: -ln(-ln u), u = (2 * (word >> 9) + 1) * 2^-24. `odd` is

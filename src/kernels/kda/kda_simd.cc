@@ -134,6 +134,11 @@ struct HeadRow {
   }
 };
 
+// Starts to fetch what lies at `x`, into the second level.
+HWY_INLINE void prefetch(const float* x, std::int64_t floats) {
+  for (std::int64_t i = 0; i < floats; i += 16) __builtin_prefetch(x + i, 0, 2);
+}
+
 // Convolution and SiLU of one section of token `t`, [D].
 HWY_INLINE void convolve(const HeadRow& head_row, int section, std::int64_t t, float* out) {
   const float* weight = head_row.args.conv_weight[section] + head_row.channel();
@@ -159,22 +164,31 @@ HWY_INLINE void normalise(float* x, std::int64_t n, const float* scale) {
   }
 }
 
-// g and a = exp(g) of token `t`, [D] each.
+// g and a = exp(g) of token `t`, [D] each. In several short loops, because the chain of operations
+// from a raw value to its decay is so long that a processor finds little to do beside it.
 HWY_INLINE void decay(const HeadRow& head_row, std::int64_t t, float* g, float* a) {
   const KdaStepArgs& args = head_row.args;
   const std::int64_t channel = head_row.channel();
+  const std::int64_t dim = head_row.dim();
   const float* raw = args.decay + (head_row.row.first_token + t) * args.decay_stride + channel;
   const float* bias = args.dt_bias + channel;
   const V rate = broadcast(args.decay_rate[head_row.head]);
-  for (std::int64_t i = 0; i < head_row.dim(); i += kLanes) {
-    const V r = hn::Add(load(raw + i), load(bias + i));
-    const V log_decay =
-        args.gate_lower_bound.has_value()
-            ? hn::Mul(broadcast(*args.gate_lower_bound), sigmoid<Ops>(hn::Mul(rate, r)))
-            : hn::Neg(hn::Mul(rate, softplus<Ops>(r)));
-    store(log_decay, g + i);
-    store(exp<Ops>(log_decay), a + i);
+  const auto r = [raw, bias](std::int64_t i)
+                     HWY_ATTR { return hn::Add(load(raw + i), load(bias + i)); };
+  if (args.gate_lower_bound.has_value()) {
+    const V bound = broadcast(*args.gate_lower_bound);
+    for (std::int64_t i = 0; i < dim; i += kLanes) {
+      store(hn::Mul(bound, sigmoid<Ops>(hn::Mul(rate, r(i)))), g + i);
+    }
+  } else {
+    for (std::int64_t i = 0; i < dim; i += kLanes) {
+      store(exp<Ops>(hn::Neg(hn::Abs(r(i)))), g + i);
+    }
+    for (std::int64_t i = 0; i < dim; i += kLanes) {
+      store(hn::Neg(hn::Mul(rate, softplus_of<Ops>(r(i), load(g + i)))), g + i);
+    }
   }
+  for (std::int64_t i = 0; i < dim; i += kLanes) store(exp<Ops>(load(g + i)), a + i);
 }
 
 // The step of token `t`, its activations in row `slot` of the scratch.
@@ -264,7 +278,8 @@ HWY_INLINE void step_columns(const Step& step, std::int64_t dim, const ColumnPas
   }
   if (pass.to == nullptr) return;
   // The decayed state is computed again rather than stored in between: a product costs less
-  // than a store and a load.
+  // than a store and a load. Going on with the first pass of the next step while the state is in
+  // registers gained nothing.
   for (std::int64_t i = 0; i < dim; ++i) {
     const V ai = broadcast(step.a[i]);
     const V ki = broadcast(step.k[i]);
@@ -281,6 +296,15 @@ struct StepRange {
   std::int64_t count;
   const Steps& steps;
 };
+
+// Floats of the page's next tile to fetch during each step on this one. A single step is over too
+// soon. Verify rounds gain 4 to 6 % by it; fetching the places of new records as well lost as much.
+HWY_INLINE std::int64_t next_tile_share(const HeadRow& head_row, std::int64_t tile,
+                                        const StepRange& range) {
+  if (range.first > 0 || range.count < 2 || !head_row.reads_page()) return 0;
+  if (head_row.channel() + (tile + 1) * kValueTile == head_row.width()) return 0;
+  return (head_row.dim() * kValueTile + range.count - 1) / range.count;
+}
 
 HWY_INLINE void step_tile(const HeadRow& head_row, const Step& step, const ColumnPass& tile) {
   for (int column = 0; column < kValueTile; column += kColumnVectors * kLanes) {
@@ -311,9 +335,12 @@ HWY_INLINE const float* run_tile(const HeadRow& head_row, std::int64_t tile, con
     float* page = head_row.state_tile(write->page, tile);
     if (page != held) std::memcpy(page, held, tile_bytes);
   }
+  const std::int64_t share = next_tile_share(head_row, tile, range);
+  const float* next_share = held + (share > 0 ? dim * kValueTile : 0);
   for (std::int64_t slot = 0; slot < range.count; ++slot) {
     const Step& step = range.steps[static_cast<std::size_t>(slot)];
     const std::int64_t t = range.first + slot - pending;
+    prefetch(next_share + slot * share, share);
     const std::int64_t done = range.first + slot + (SLACKWATER_MUTANT(kda_write_late) ? 0 : 1);
     // A step whose result is written goes straight to the page, and the next one reads it there.
     // Nobody reads the state after the last token, unless it is written.
