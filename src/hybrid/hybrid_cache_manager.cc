@@ -30,6 +30,8 @@ HybridCacheManager::HybridCacheManager(device::Device& device, device::Stream& s
     : device_(device), stream_(stream), context_(context), config_(std::move(config)) {}
 
 HybridCacheManager::~HybridCacheManager() {
+  // What is on the stream goes to pages and slots that are about to be given back.
+  stream_.synchronize();
   // Their sequences are claims on the cache.
   requests_.clear();
   dummies_.clear();

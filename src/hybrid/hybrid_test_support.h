@@ -174,7 +174,8 @@ struct World {
     for (std::size_t i = 0; i < setup.rows.size(); ++i) {
       const RowSetup& row = setup.rows[i];
       rows.push_back({.tokens = std::move(tokens[i]),
-                      .first_position = row.row.first_position.value_or(1),
+                      // Where it is not known, any that all pending drafts lie before.
+                      .first_position = row.row.first_position.value_or(1 + state.max_records()),
                       .slot = row.slot,
                       .num_pending = row.num_pending.value_or(0),
                       .writes = row.writes});
