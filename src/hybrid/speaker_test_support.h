@@ -19,7 +19,8 @@ class Speaker {
   Speaker(World& world, std::uint64_t id, Tokens prompt)
       : world_(world), id_(id), tokens_(std::move(prompt)), ahead_(world.model, 0) {
     world_.start(id, tokens_, 60);
-    // What it will say, found out alone.
+    // What it will say, found out alone; steps that are queued use the context too.
+    world_.stream->synchronize();
     Tokens said = ahead_.run(world_.context, row(tokens_, 0));
     for (future_ = tokens_, future_.push_back(said.back()); future_.size() < 60;) {
       said = ahead_.run(world_.context, row({future_.back()}, std::ssize(future_) - 1));
