@@ -328,17 +328,39 @@ def starred_counts(lines):
     return line, with_test + without, with_test, without
 
 
+def missing_tests(page, files):
+    """(line, test) of every test that a page names and that is not there."""
+    tests = {match.groups() for file in cxx(files) for match in TEST_NAME.finditer(file.text)}
+    for number, text in enumerate(page.lines, 1):
+        suite = ""
+        for match in CLAIMED_TEST.finditer(text):
+            suite = match.group(1) or suite
+            if not any(name == match.group(2) or match.group(3) and
+                       name.startswith(match.group(2)) for of, name in tests if of == suite):
+                yield number, f"{suite}.{match.group(2)}"
+
+
+MUTANT_NAME = re.compile(r"\bSLACKWATER_MUTANT\((\w+)\)")
+CLAIMED_MUTANT = re.compile(r"`(hybrid_\w+)`")
+
+
+@check("replay", "docs/replay.md names tests and planted mutations that exist")
+def check_replay(files):
+    mutants = {name for file in cxx(files) for name in MUTANT_NAME.findall(file.text)}
+    for file in (file for file in files if file.path == "docs/replay.md"):
+        for number, test in missing_tests(file, files):
+            yield file, number, f"there is no test {test}"
+        for number, text in enumerate(file.lines, 1):
+            for name in CLAIMED_MUTANT.findall(text):
+                if name not in mutants:
+                    yield file, number, f"nothing is planted as {name}"
+
+
 @check("conformance", "docs/conformance.md names tests that exist, and counts its starred cases")
 def check_conformance(files):
-    tests = {match.groups() for file in cxx(files) for match in TEST_NAME.finditer(file.text)}
     for file in (file for file in files if file.path == "docs/conformance.md"):
-        for number, text in enumerate(file.lines, 1):
-            suite = ""
-            for match in CLAIMED_TEST.finditer(text):
-                suite = match.group(1) or suite
-                if not any(name == match.group(2) or match.group(3) and
-                           name.startswith(match.group(2)) for of, name in tests if of == suite):
-                    yield file, number, f"there is no test {suite}.{match.group(2)}"
+        for number, test in missing_tests(file, files):
+            yield file, number, f"there is no test {test}"
         line, *counts = starred_counts(file.lines)
         claimed = STARRED_COUNTS.search(file.text)
         if claimed is None or [int(count) for count in claimed.groups()] != counts:

@@ -124,6 +124,8 @@ auto low(V x, V y) { return hn::Min(x, y); }  // no NaN: both are integers
         "| theirs | ours | difference |\n|---|---|---|\n"
         "| ★ grow, ★ shrink | `Pool.Grows`, `.Shrinks…` in `src/storage` | |\n"
         "| ★ beams | none: `a.cc` | |\n"),
+    "src/hybrid/setup.cc": "bool f() { return SLACKWATER_MUTANT(hybrid_unbound); }\n",
+    "docs/replay.md": "| R17 | a bound | `Pool.Grows`, `.ShrinksAtOnce` | `hybrid_unbound` |\n",
     "docs/page.md": "Prose may be as wide as it likes and speak of FIXME. " * 4 + "\n",
 }
 
@@ -193,6 +195,10 @@ struct S {
         {"src/storage/lost_fuzz.cc": "int a;\n"},
         {"src/storage/lost_bench.cc": "int a;\n",
          "src/storage/CMakeLists.txt": "# slots_test.cc, not: lost_bench.cc\nadd(slots_test.cc)\n"},
+    ],
+    "replay": [
+        {"docs/replay.md": CLEAN["docs/replay.md"].replace(old, new)}
+        for old, new in (("Pool.Grows", "Pool.Grow"), ("hybrid_unbound", "hybrid_bound"))
     ],
     "conformance": [
         {"docs/conformance.md": CLEAN["docs/conformance.md"].replace(old, new)}

@@ -54,7 +54,10 @@ void HybridCacheManager::note_snapshots(const RowSetup& row, std::size_t tag,
     const auto is_its = [&](const kernels::StateWrite& write) {
       return write.page != row.slot && *row.row.first_position + write.count == place.position;
     };
-    if (std::none_of(row.writes.begin(), row.writes.end(), is_its)) continue;
+    if (std::none_of(row.writes.begin(), row.writes.end(), is_its) &&
+        !SLACKWATER_MUTANT(hybrid_unwritten_snapshot)) {
+      continue;
+    }
     place.written |= std::uint64_t{1} << tag;
   }
 }
@@ -88,7 +91,10 @@ void HybridCacheManager::advance(const RowSetup& row, std::size_t tag, HybridReq
   cursor.num_records = left;
   if (left > 0) return;
   // Nothing to accept, and nothing left to replay.
-  if (!row.num_pending.has_value() || *row.num_pending > 0) set_pending(tag, row.slot, 0);
+  if ((!row.num_pending.has_value() || *row.num_pending > 0) &&
+      !SLACKWATER_MUTANT(hybrid_folded_drafts_stay_pending)) {
+    set_pending(tag, row.slot, 0);
+  }
   if (request.open_rounds.size() == 1) {
     resolve_round(request, 0);
   } else {

@@ -197,6 +197,7 @@ Result<Event> HybridCacheManager::resume_request(RequestId id) {
     return arrived;
   }
   request->ready = *arrived;
+  if (SLACKWATER_MUTANT(hybrid_drop_saved_on_resume)) forget(*request);
   ++counters_.resumes;
   return arrived;
 }
@@ -262,7 +263,7 @@ void HybridCacheManager::drop_saved(HybridRequest& request, std::size_t tag) {
 // Nothing of it is left anywhere but in its sequence.
 void HybridCacheManager::forget(HybridRequest& request) {
   for (std::size_t t = 0; t < request.cursors.size(); ++t) {
-    drop_saved(request, t);
+    if (!SLACKWATER_MUTANT(hybrid_free_keeps_saved)) drop_saved(request, t);
     request.cursors[t].slot.reset();
   }
   std::erase(moved_, &request);

@@ -273,7 +273,7 @@ Result<std::vector<std::int64_t>> HybridCacheManager::snapshot_points(
 Result<void> HybridCacheManager::reserve_snapshot(RequestId id, std::int64_t position) {
   SLACKWATER_ASSIGN_OR_RETURN(HybridRequest* const request, find(id));
   for (const StateCursor& cursor : request->cursors) {
-    if (position > cursor.page_position) continue;
+    if (position > cursor.page_position || SLACKWATER_MUTANT(hybrid_snapshot_behind)) continue;
     return make_error(ErrorCode::kInvalidArgument,
                       "a snapshot of request {} at position {}, and its page is at {} already; "
                       "reserve it before the step that runs past it",

@@ -92,7 +92,7 @@ Result<void> HybridCacheManager::check_row(const BatchRow& row, std::size_t tag,
     return make_error(ErrorCode::kFailedPrecondition, "a row of request {}, which is {}; resume it",
                       request.id.value(), to_string(request.sequence.status()));
   }
-  if (request.awaits_host()) {
+  if (request.awaits_host() && !SLACKWATER_MUTANT(hybrid_setup_while_pending)) {
     return make_error(ErrorCode::kFailedPrecondition,
                       "a row of request {}, of whose round {} the acceptance is not recorded; call "
                       "update_resources first",
@@ -137,6 +137,7 @@ Result<void> HybridCacheManager::check_row(const BatchRow& row, std::size_t tag,
 bool HybridCacheManager::is_lost(HybridRequest& request, std::size_t tag) {
   if (request.is_lost) return true;
   const StateCursor& cursor = request.cursors[tag];
+  if (SLACKWATER_MUTANT(hybrid_ignore_failed_copies)) return false;
   bool has_lost = request.ready.status() == EventStatus::kFailed;
   if (cursor.saved.has_value()) {
     has_lost |= cursor.saved->copied.status() == EventStatus::kFailed;
@@ -157,7 +158,9 @@ void HybridCacheManager::plan_row(const BatchRow& row, std::size_t tag, HybridRe
   const SlotId now = slot_of(request, tags_[tag]->layer_group());
   if (cursor.slot.has_value()) {
     if (*cursor.slot != now) changes_.relocations.push_back({*cursor.slot, now});
-  } else if (cursor.saved.has_value() && row.kind != RowKind::kContext) {
+    if (SLACKWATER_MUTANT(hybrid_reset_each_time)) changes_.resets.push_back(now);
+  } else if (cursor.saved.has_value() &&
+             (row.kind != RowKind::kContext || SLACKWATER_MUTANT(hybrid_restore_into_context))) {
     if (SLACKWATER_MUTANT(hybrid_relocate_on_restore) && cursor.slot_before != now) {
       changes_.relocations.push_back({*cursor.slot_before, now});
       drop_saved(request, tag);
