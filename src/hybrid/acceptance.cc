@@ -39,9 +39,18 @@ void HybridCacheManager::advance(const RowSetup& row, std::size_t tag, HybridReq
   }
   const bool is_target = tags_[tag]->group_tag() == kTarget;
   if (row.row.kind == RowKind::kContext) {
+    // Drafts that were pending are gone, saved ones too.
+    if (!cursor.slot.has_value()) {
+      drop_saved(request, tag);
+      settle_in(cursor, row.slot);
+    } else if (cursor.num_pending > 0) {
+      set_pending(tag, row.slot, 0);
+    }
     cursor.page_position = *row.row.first_position + written;
     cursor.num_records = cursor.num_pending = 0;
     for (SnapshotPlace& place : request.snapshots) {
+      // One that another row has run over stays unwritten.
+      if (place.position <= *row.row.first_position) continue;
       if (place.position <= cursor.page_position) place.written |= std::uint64_t{1} << tag;
     }
     if (is_target) request.kept = cursor.page_position;
@@ -93,6 +102,8 @@ void HybridCacheManager::resolve_round(HybridRequest& request, std::int32_t num_
     const std::int64_t past_page = std::max<std::int64_t>(0, request.kept - cursor.page_position);
     cursor.num_pending =
         static_cast<std::int32_t>(std::min<std::int64_t>(past_page, cursor.num_records));
+    // The others were rejected: a later round must not count them.
+    if (request.open_rounds.empty()) cursor.num_records = cursor.num_pending;
   }
 }
 
@@ -113,10 +124,15 @@ void HybridCacheManager::record_acceptance(const BatchSetup& setup,
         (*request)->open_rounds.back().num_drafts == 0) {
       continue;
     }
-    (*request)->open_rounds.back().is_on_device = true;
+    OpenRound& round = (*request)->open_rounds.back();
+    round.is_on_device = true;
     for (std::size_t t = 0; t < tags_.size(); ++t) {
       const StateCursor& cursor = (*request)->cursors[t];
       if (!cursor.slot.has_value() || !tags_[t]->has_replay()) continue;
+      // A draft model that sat out this round has no records of it: what it had pending stays.
+      const bool is_of_round = tags_[t]->group_tag() == kTarget ||
+                               cursor.page_position == (*request)->kept + round.num_written;
+      if (!is_of_round) continue;
       places.push_back({tags_[t]->pending(*cursor.slot), cursor.num_records, i});
     }
   }

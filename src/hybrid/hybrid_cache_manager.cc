@@ -17,9 +17,9 @@ namespace slackwater::hybrid {
 using cache::SequenceStatus;
 using device::Event;
 
-Digest128 HybridRequest::certificate(LayerGroupId group) const {
+Digest128 HybridRequest::certificate(LayerGroupId group, std::int64_t save) const {
   return Certificate{.owner = RequestOwner{process_epoch(), id, epoch},
-                     .position = static_cast<std::int64_t>(round),
+                     .position = save,
                      .layer_group = group,
                      .generation = 0}
       .digest();
@@ -117,6 +117,7 @@ Result<void> HybridCacheManager::open(HybridRequest& request, std::span<const To
   SLACKWATER_ASSIGN_OR_RETURN(request.sequence, kv_cache_->create_sequence(options));
   request.cursors.assign(tags_.size(), {});
   request.open_rounds.clear();
+  request.snapshots.clear();
   request.is_lost = false;
   request.ready = {};
   request.kept = request.sequence.num_committed();
@@ -195,7 +196,9 @@ Result<Event> HybridCacheManager::resume_request(RequestId id) {
     if (!had_started) release_saves(*request);
     return arrived;
   }
-  request->ready = *arrived;
+  // What was under way before it slept may still fail: the save holds no more than arrived then.
+  const std::array<Event, 2> both = {request->ready, *arrived};
+  request->ready = device::merge(both);
   ++counters_.resumes;
   return arrived;
 }
@@ -215,22 +218,23 @@ Result<void> HybridCacheManager::suspend_request(RequestId id) {
                       "give save_bytes, or restart it",
                       id.value());
   }
-  const bool is_known = request->open_rounds.empty();
-  if (config_.suspend_policy == SuspendPolicy::kCommitIfKnown && is_known && context_ != nullptr) {
-    SLACKWATER_RETURN_IF_ERROR(commit_pending(id));
-  }
+  // What cannot be folded, because its count is not known or it is not set up, is saved as it is.
+  const bool is_folded = config_.suspend_policy == SuspendPolicy::kCommitIfKnown &&
+                         request->open_rounds.empty() && context_ != nullptr &&
+                         commit_pending(id).has_value();
   for (std::size_t t = 0; t < tags_.size(); ++t) {
     StateCursor& cursor = request->cursors[t];
     // One that is not set up since it resumed still has what was saved before.
     if (!cursor.slot.has_value()) continue;
-    const bool has_records =
-        !is_known || cursor.num_records > 0 || config_.suspend_policy == SuspendPolicy::kSave;
+    const bool has_records = !is_folded || cursor.num_records > 0;
     cursor.saved = tags_[t]->registry().save(
-        *cursor.slot, request->certificate(tags_[t]->layer_group()), has_records, stream_);
+        *cursor.slot, request->certificate(tags_[t]->layer_group(), ++cursor.num_saves),
+        has_records, stream_);
     cursor.slot_before = cursor.slot;
     if (!SLACKWATER_MUTANT(hybrid_keep_slot)) cursor.slot.reset();
   }
   std::erase(moved_, request);
+  request->snapshots.clear();  // the sequence gives them up
   SLACKWATER_RETURN_IF_ERROR(request->sequence.suspend());
   ++counters_.suspends;
   return {};

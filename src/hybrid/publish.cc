@@ -207,11 +207,10 @@ Result<void> HybridCacheManager::publish(RequestId id, std::span<const TokenId> 
   SLACKWATER_ASSIGN_OR_RETURN(const bool has_states, settle_states(*request, end, options));
   cancel_unwritten(*request, end);
   cache::CommitOptions commit;
-  commit.written = options.written;
-  if (has_states) {
-    const std::array<Event, 2> both = {options.written, stream_.mark()};
-    commit.written = device::merge(both);
-  }
+  // What its steps began with may still fail to arrive: nobody sees what they made of it then.
+  const Event folded = has_states ? stream_.mark() : Event();
+  const std::array<Event, 3> all = {options.written, request->ready, folded};
+  commit.written = device::merge(all);
   commit.is_end = options.is_end;
   commit.publishes_state = has_states;
   SLACKWATER_RETURN_IF_ERROR(request->sequence.commit(tokens, commit));
@@ -232,6 +231,9 @@ void HybridCacheManager::note_slot_changes(HybridRequest& request) {
       has_moved |= cursor.slot.has_value() && *cursor.slot != slots[0];
     }
   }
+  // The copy that it goes on in may fail.
+  const std::array<Event, 2> both = {request.ready, request.sequence.arrived()};
+  if (has_moved) request.ready = device::merge(both);
   if (has_moved && std::find(moved_.begin(), moved_.end(), &request) == moved_.end()) {
     moved_.push_back(&request);
   }

@@ -24,6 +24,7 @@
 namespace slackwater::hybrid {
 
 struct HybridRequest;
+struct StateCursor;
 
 struct RequestOptions {
   RequestId request;
@@ -196,6 +197,7 @@ class HybridCacheManager {
                               const HybridRequest& request) const;
   bool is_lost(HybridRequest& request, std::size_t tag);
   void plan_row(const BatchRow& row, std::size_t tag, HybridRequest& request);
+  void settle_in(StateCursor& cursor, SlotId now);
   void plan_moves(std::size_t tag);
   void apply_changes(std::size_t tag);
   void fill_row(const BatchRow& row, std::size_t tag, HybridRequest& request, RowSetup& out);
