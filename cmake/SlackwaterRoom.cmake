@@ -19,9 +19,10 @@ endfunction()
 
 # slackwater_room_tests(NAME SOURCES files... [LIBS libs...])
 #
-# Registers up to three ctest entries of one binary. The suite's name says which:
+# Registers up to four ctest entries of one binary. The suite's name says which:
 #   FooSlow.Bar     label slow     (relassert only)
 #   FooThreads.Bar  label threads  (relassert, dev and tsan)
+#   FooSimulation.Bar  label sim   (relassert only)
 #   Foo.Bar         label fast     (relassert and dev)
 # An entry that selects no test fails, so a renamed suite cannot silently drop out.
 function(slackwater_room_tests name)
@@ -38,13 +39,15 @@ function(slackwater_room_tests name)
     SLACKWATER_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   foreach(label IN LISTS room_LABELS)
     if(label STREQUAL "fast")
-      set(filter "-*Slow.*:*Slow/*:*Threads.*:*Threads/*")
+      set(filter "-*Slow.*:*Slow/*:*Threads.*:*Threads/*:*Simulation.*:*Simulation/*")
     elseif(label STREQUAL "slow")
       set(filter "*Slow.*:*Slow/*")
     elseif(label STREQUAL "threads")
       set(filter "*Threads.*:*Threads/*")
+    elseif(label STREQUAL "sim")
+      set(filter "*Simulation.*:*Simulation/*")
     else()
-      message(FATAL_ERROR "unknown test label ${label}; known: fast slow threads")
+      message(FATAL_ERROR "unknown test label ${label}; known: fast sim slow threads")
     endif()
     add_test(NAME ${name}.${label} COMMAND ${binary} "--gtest_filter=${filter}" --gtest_brief=1
              WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})

@@ -89,7 +89,7 @@ stage_clang() {
 
 stage_release() {
   scripts/build.sh release
-  run_ctest release -LE '^(slow|client|gpu)$'
+  run_ctest release -LE '^(slow|sim|client|gpu)$'
   smoke
 }
 

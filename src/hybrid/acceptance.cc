@@ -72,6 +72,13 @@ void HybridCacheManager::advance(const RowSetup& row, std::size_t tag, HybridReq
   }
   const bool is_target = tags_[tag]->group_tag() == kTarget;
   if (row.row.kind == RowKind::kContext) {
+    // Drafts that were pending are gone, saved ones too.
+    if (!cursor.slot.has_value()) {
+      drop_saved(request, tag);
+      settle_in(cursor, row.slot);
+    } else if (cursor.num_pending > 0) {
+      set_pending(tag, row.slot, 0);
+    }
     cursor.page_position = *row.row.first_position + written;
     cursor.num_records = cursor.num_pending = 0;
     note_snapshots(row, tag, request);
@@ -128,6 +135,8 @@ void HybridCacheManager::resolve_round(HybridRequest& request, std::int32_t num_
     const std::int64_t past_page = std::max<std::int64_t>(0, request.kept - cursor.page_position);
     cursor.num_pending =
         static_cast<std::int32_t>(std::min<std::int64_t>(past_page, cursor.num_records));
+    // The others were rejected: a later round must not count them.
+    if (request.open_rounds.empty()) cursor.num_records = cursor.num_pending;
   }
 }
 
@@ -151,10 +160,15 @@ void HybridCacheManager::record_acceptance(const BatchSetup& setup,
     // What was saved meanwhile has the P of before: the host has to tell.
     const auto is_saved = [](const StateCursor& cursor) { return cursor.saved.has_value(); };
     if (std::any_of((*request)->cursors.begin(), (*request)->cursors.end(), is_saved)) continue;
-    (*request)->open_rounds.back().is_on_device = true;
+    OpenRound& round = (*request)->open_rounds.back();
+    round.is_on_device = true;
     for (std::size_t t = 0; t < tags_.size(); ++t) {
       const StateCursor& cursor = (*request)->cursors[t];
       if (!cursor.slot.has_value() || !tags_[t]->has_replay()) continue;
+      // A draft model that sat out this round has no records of it: what it had pending stays.
+      const bool is_of_round = tags_[t]->group_tag() == kTarget ||
+                               cursor.page_position == (*request)->kept + round.num_written;
+      if (!is_of_round) continue;
       places.push_back({tags_[t]->pending(*cursor.slot), cursor.num_records, i});
     }
   }

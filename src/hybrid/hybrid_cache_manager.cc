@@ -17,9 +17,9 @@ namespace slackwater::hybrid {
 using cache::SequenceStatus;
 using device::Event;
 
-Digest128 HybridRequest::certificate(LayerGroupId group) const {
+Digest128 HybridRequest::certificate(LayerGroupId group, std::int64_t save) const {
   return Certificate{.owner = RequestOwner{process_epoch(), id, epoch},
-                     .position = static_cast<std::int64_t>(round),
+                     .position = save,
                      .layer_group = group,
                      .generation = 0}
       .digest();
@@ -196,7 +196,9 @@ Result<Event> HybridCacheManager::resume_request(RequestId id) {
     }
     return arrived;
   }
-  request->ready = *arrived;
+  // What was under way before it slept may still fail: the save holds no more than arrived then.
+  const std::array<Event, 2> both = {request->ready, *arrived};
+  request->ready = device::merge(both);
   if (SLACKWATER_MUTANT(hybrid_drop_saved_on_resume)) forget(*request);
   ++counters_.resumes;
   return arrived;
@@ -217,16 +219,18 @@ Result<void> HybridCacheManager::suspend_request(RequestId id) {
                       "give save_bytes, or restart it",
                       id.value());
   }
-  const bool is_known = request->open_rounds.empty();
-  if (config_.suspend_policy == SuspendPolicy::kCommitIfKnown) commit_if_known(*request);
+  // What cannot be folded, because its count is not known or it is not set up, is saved as it is.
+  const bool is_folded = config_.suspend_policy == SuspendPolicy::kCommitIfKnown &&
+                         request->open_rounds.empty() && context_ != nullptr &&
+                         commit_pending(id).has_value();
   for (std::size_t t = 0; t < tags_.size(); ++t) {
     StateCursor& cursor = request->cursors[t];
     // One that is not set up since it resumed still has what was saved before.
     if (!cursor.slot.has_value()) continue;
-    const bool has_records =
-        !is_known || cursor.num_records > 0 || config_.suspend_policy == SuspendPolicy::kSave;
+    const bool has_records = !is_folded || cursor.num_records > 0;
     cursor.saved = tags_[t]->registry().save(
-        *cursor.slot, request->certificate(tags_[t]->layer_group()), has_records, stream_);
+        *cursor.slot, request->certificate(tags_[t]->layer_group(), ++cursor.num_saves),
+        has_records, stream_);
     // What has not arrived in the slot is not there to be saved either.
     const std::array<Event, 2> both = {request->ready, cursor.saved->copied};
     cursor.saved->copied = device::merge(both);
@@ -239,17 +243,6 @@ Result<void> HybridCacheManager::suspend_request(RequestId id) {
   SLACKWATER_RETURN_IF_ERROR(request->sequence.suspend());
   ++counters_.suspends;
   return {};
-}
-
-// What cannot be committed now is saved as it is.
-void HybridCacheManager::commit_if_known(HybridRequest& request) {
-  const bool is_set_up =
-      std::all_of(request.cursors.begin(), request.cursors.end(),
-                  [](const StateCursor& cursor) { return cursor.slot.has_value(); });
-  if (!is_set_up || !request.open_rounds.empty() || context_ == nullptr) return;
-  const Result<void> committed = commit_pending(request.id);
-  // Lost pages and windows that no kernel takes are no reason to refuse a suspend.
-  static_cast<void>(committed);
 }
 
 void HybridCacheManager::drop_saved(HybridRequest& request, std::size_t tag) {

@@ -23,6 +23,7 @@ namespace slackwater::hybrid {
 struct StateCursor {
   std::optional<SlotId> slot;
   std::optional<SavedSlot> saved;
+  std::int64_t num_saves = 0;
   std::optional<SlotId> slot_before;  // of the last suspend, for the counters
   // Replaces P of what is saved, when that is restored.
   std::optional<std::int32_t> accepted_override;
@@ -65,8 +66,8 @@ struct HybridRequest {
 
   // A round whose acceptance only the host can tell.
   bool awaits_host() const { return !open_rounds.empty() && !open_rounds.back().is_on_device; }
-  // Whose records and pages these are.
-  Digest128 certificate(LayerGroupId group) const;
+  // Whose saved entry this is, and which of those there were of this cursor.
+  Digest128 certificate(LayerGroupId group, std::int64_t save) const;
 };
 
 }  // namespace slackwater::hybrid

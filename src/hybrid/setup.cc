@@ -141,7 +141,7 @@ bool HybridCacheManager::is_lost(HybridRequest& request, std::size_t tag) {
   bool has_lost = request.ready.status() == EventStatus::kFailed;
   if (cursor.saved.has_value()) {
     has_lost |= cursor.saved->copied.status() == EventStatus::kFailed;
-    if (cursor.saved->owner != request.certificate(tags_[tag]->layer_group())) {
+    if (cursor.saved->owner != request.certificate(tags_[tag]->layer_group(), cursor.num_saves)) {
       ++counters_.certificate_failures;
       has_lost = true;
     }
@@ -152,15 +152,17 @@ bool HybridCacheManager::is_lost(HybridRequest& request, std::size_t tag) {
   return true;
 }
 
-// What becomes of its slot. One that returns as context, or had none, begins anew.
+// What becomes of its slot. One that returns as context, or had none, begins anew; what it had
+// saved stays until that step is queued.
 void HybridCacheManager::plan_row(const BatchRow& row, std::size_t tag, HybridRequest& request) {
   StateCursor& cursor = request.cursors[tag];
   const SlotId now = slot_of(request, tags_[tag]->layer_group());
+  const bool is_given_up = cursor.saved.has_value() && row.kind == RowKind::kContext &&
+                           !SLACKWATER_MUTANT(hybrid_restore_into_context);
   if (cursor.slot.has_value()) {
     if (*cursor.slot != now) changes_.relocations.push_back({*cursor.slot, now});
     if (SLACKWATER_MUTANT(hybrid_reset_each_time)) changes_.resets.push_back(now);
-  } else if (cursor.saved.has_value() &&
-             (row.kind != RowKind::kContext || SLACKWATER_MUTANT(hybrid_restore_into_context))) {
+  } else if (cursor.saved.has_value() && !is_given_up) {
     if (SLACKWATER_MUTANT(hybrid_relocate_on_restore) && cursor.slot_before != now) {
       changes_.relocations.push_back({*cursor.slot_before, now});
       drop_saved(request, tag);
@@ -170,9 +172,13 @@ void HybridCacheManager::plan_row(const BatchRow& row, std::size_t tag, HybridRe
     }
     if (SLACKWATER_MUTANT(hybrid_reset_on_restore)) changes_.resets.push_back(now);
   } else {
-    drop_saved(request, tag);
     changes_.resets.push_back(now);
   }
+  if (!is_given_up) settle_in(cursor, now);
+}
+
+// It is in a slot from now on.
+void HybridCacheManager::settle_in(StateCursor& cursor, SlotId now) {
   if (cursor.slot_before.has_value()) {
     ++(cursor.slot_before == now ? counters_.resumes_in_old_slot : counters_.resumes_in_new_slot);
     cursor.slot_before.reset();
@@ -223,7 +229,7 @@ void HybridCacheManager::fill_row(const BatchRow& row, std::size_t tag, HybridRe
   out.row = row;
   out.epoch = request.epoch;
   out.round = request.round + 1;
-  out.slot = *cursor.slot;
+  out.slot = slot_of(request, tags_[tag]->layer_group());
   out.ready = request.ready;
   out.is_dummy = false;
   out.writes.clear();
@@ -233,11 +239,6 @@ void HybridCacheManager::fill_row(const BatchRow& row, std::size_t tag, HybridRe
     return;
   }
   if (row.kind == RowKind::kContext) {
-    // Drafts that were pending are gone, whether or not the step comes: the page alone is what the
-    // request goes on from.
-    if (cursor.num_pending > 0) set_pending(tag, out.slot, 0);
-    cursor.num_pending = cursor.num_records = 0;
-    if (tags_[tag]->group_tag() == "target") request.kept = cursor.page_position;
     out.num_pending = 0;
     for (const SnapshotPlace& place : request.snapshots) {
       const std::int64_t count = place.position - *row.first_position;

@@ -25,6 +25,7 @@
 namespace slackwater::hybrid {
 
 struct HybridRequest;
+struct StateCursor;
 
 struct RequestOptions {
   RequestId request;
@@ -111,7 +112,7 @@ class HybridCacheManager {
   // begin with: what was saved is restored, what moved is relocated, who is new is reset, as one
   // permutation. Checks, before anything is queued, that every row begins where page and pending
   // drafts end, that its slot is within bounds, and that there is room for its tokens. A batch that
-  // is then not queued has lost nothing but the drafts that its context rows give up.
+  // is then not queued has lost nothing.
   Result<void> setup_state_indices(std::span<const BatchRow> rows, std::string_view group_tag,
                                    BatchSetup& setup);
   Result<void> setup_state_indices(std::span<const BatchRow> rows, BatchSetup& setup) {
@@ -196,6 +197,7 @@ class HybridCacheManager {
                               const HybridRequest& request) const;
   bool is_lost(HybridRequest& request, std::size_t tag);
   void plan_row(const BatchRow& row, std::size_t tag, HybridRequest& request);
+  void settle_in(StateCursor& cursor, SlotId now);
   void plan_moves(std::size_t tag);
   void apply_changes(std::size_t tag);
   void fill_row(const BatchRow& row, std::size_t tag, HybridRequest& request, RowSetup& out);
@@ -226,7 +228,6 @@ class HybridCacheManager {
   Result<void> grow_registries();
   Result<void> check_rebalance(std::string_view what) const;
   bool can_resize(const ReplayState& tag) const;
-  void commit_if_known(HybridRequest& request);
 
   device::Device& device_;
   device::Stream& stream_;
