@@ -185,7 +185,10 @@ TEST_P(PublishTest, APlaceThatNoStepHasWrittenIsNotPublished) {
   world.manager->step_queued(world.set_up({World::context_row(1, 6, 1)}));
   world.suspend(1);
   world.resume(1);
-  world.manager->step_queued(world.set_up({World::context_row(1, 7, 3)}));
+  // The row was set up before there was a place.
+  const BatchSetup setup = world.set_up({World::context_row(1, 7, 3)});
+  ASSERT_TRUE(world.manager->reserve_snapshot(RequestId(1), 8).has_value());
+  world.manager->step_queued(setup);
   const Tokens prompt = numbers(10, 10);
   ASSERT_TRUE(world.manager->publish(RequestId(1), prompt, {}).has_value());
   Tokens branch = first_of(prompt, 8);

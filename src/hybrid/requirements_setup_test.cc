@@ -396,6 +396,10 @@ TEST_P(Requirements, R21UntilItsAcceptanceIsKnownARequestCanOnlyRest) {
     ASSERT_TRUE(world.manager->position(RequestId(1))->is_acceptance_pending);
     EXPECT_EQ(world.refusal({world.verify_row(1, 10, 3)}), ErrorCode::kFailedPrecondition);
     EXPECT_EQ(world.refusal({World::context_row(1, 10, 1)}), ErrorCode::kFailedPrecondition);
+    // The device does not know it either.
+    BatchRow row = World::verify_row(1, 10, 3);
+    row.first_position.reset();
+    EXPECT_EQ(world.refusal({row}), ErrorCode::kFailedPrecondition);
     EXPECT_TRUE(is_refused(world.manager->commit_pending(RequestId(1))));
     const Tokens prompt = numbers(10, 6);
     EXPECT_TRUE(is_refused(world.manager->publish(RequestId(1), prompt, {})));
