@@ -154,12 +154,16 @@ Result<void> HybridCacheManager::check_kept(const HybridRequest& request, std::i
   const Result<std::size_t> target = find_tag("target");
   const std::int64_t page =
       target.has_value() ? request.cursors[*target].page_position : std::int64_t{0};
-  const std::int64_t kept = target.has_value() ? request.kept : end;
+  std::int64_t kept = target.has_value() ? request.kept : end;
+  // A draft model that lags behind has not written its part of the blocks yet.
+  for (const StateCursor& cursor : request.cursors) {
+    kept = std::min(kept, cursor.page_position + cursor.num_pending);
+  }
   if ((page <= end && end <= kept) || SLACKWATER_MUTANT(hybrid_publish_past_kept)) return {};
   ++counters_.publishes_refused;
   return make_error(ErrorCode::kFailedPrecondition,
-                    "publish of request {} up to {}: its page is at {} and {} tokens are kept, so "
-                    "nothing is published",
+                    "publish of request {} up to {}: its page is at {}, and {} tokens are kept and "
+                    "computed by all its models, so nothing is published",
                     request.id.value(), end, page, kept);
 }
 

@@ -44,7 +44,7 @@ TEST_P(PublishTest, NothingPastWhatIsKeptOrShortOfThePage) {
         RequestId(1), tokens, {.written = {}, .with_snapshot = true, .is_end = true});
     ASSERT_FALSE(done.has_value()) << end;
     EXPECT_EQ(done.error().code(), ErrorCode::kFailedPrecondition);
-    EXPECT_THAT(done.error().text(), HasSubstr("its page is at 7 and 9 tokens are kept"));
+    EXPECT_THAT(done.error().text(), HasSubstr("its page is at 7, and 9 tokens are kept"));
     EXPECT_EQ(world.manager->counters().publishes_refused, ++refused);
     EXPECT_EQ(world.manager->sequence(RequestId(1)).num_committed(), 0);
   }
@@ -61,6 +61,24 @@ TEST_P(PublishTest, NothingPastWhatIsKeptOrShortOfThePage) {
 }
 
 // Whoever goes on from a snapshot says what it would have said alone.
+// Blocks are of all models: those that a draft model has not written its part of stay its own.
+TEST_P(PublishTest, NothingPastWhatADraftModelHasComputed) {
+  WorldOptions wanted = options();
+  wanted.has_draft_model = true;
+  Puppets world(wanted);
+  world.enter(1);
+  const Tokens tokens = numbers(3, 6);
+  const Result<void> early = world.manager->publish(RequestId(1), tokens, {});
+  ASSERT_FALSE(early.has_value());
+  EXPECT_THAT(early.error().text(), HasSubstr("0 tokens are kept and computed by all its models"));
+  BatchSetup setup;
+  const std::vector<BatchRow> rows = {World::context_row(1, 0, 6)};
+  ASSERT_TRUE(world.manager->setup_state_indices(rows, "draft", setup).has_value());
+  world.manager->step_queued(setup);
+  EXPECT_TRUE(world.manager->publish(RequestId(1), tokens, {}).has_value());
+  world.manager->audit();
+}
+
 TEST_P(PublishTest, ASnapshotInTheMiddleOfSpeculationIsTheStateOfItsPosition) {
   World world(options(3));
   Speaker first(world, 1, numbers(3, 6));

@@ -140,9 +140,10 @@ class HybridCacheManager {
   // Folds the first `count` pending drafts into the pages, and gives up the others; nothing: all.
   Result<void> commit_pending(RequestId request, std::optional<std::int32_t> count = std::nullopt);
   // Commits kept tokens, from num_committed() on. Only where the page is not past them and the
-  // pending drafts reach them: page position <= end <= page position + P; else nothing is
-  // published, which is counted (kFailedPrecondition). With a snapshot or at the end, pending
-  // drafts up to the end are committed first, and the request may go on in another slot.
+  // pending drafts reach them: page position <= end <= page position + P; and no further than what
+  // a draft model has computed, whose pages they are too. Else nothing is published, which is
+  // counted (kFailedPrecondition). With a snapshot or at the end, pending drafts up to the end are
+  // committed first, and the request may go on in another slot.
   Result<void> publish(RequestId request, std::span<const TokenId> tokens,
                        const PublishOptions& options);
   // Where snapshots of its prompt are worth taking, ascending.
