@@ -17,7 +17,6 @@ using device::EventStatus;
 const LayerKind kFull = FullAttention();
 const LayerKind kWindow = SlidingWindow{6, 0};
 const LayerKind kState = Recurrent();
-constexpr LayerGroupId kAttentionGroup{0};
 constexpr LayerGroupId kStateGroup{1};
 
 constexpr CommitPolicy kPolicies[] = {CommitPolicy::kEveryBlock, CommitPolicy::kEndpointsOnly};
