@@ -132,12 +132,21 @@ void HybridCacheManager::resolve_round(HybridRequest& request, std::int32_t num_
   for (std::size_t t = 0; t < tags_.size(); ++t) {
     StateCursor& cursor = request.cursors[t];
     if (tags_[t]->group_tag() == kTarget) cursor.page_position = page;
-    const std::int64_t past_page = std::max<std::int64_t>(0, request.kept - cursor.page_position);
-    cursor.num_pending =
-        static_cast<std::int32_t>(std::min<std::int64_t>(past_page, cursor.num_records));
+    if (is_of_round(t, cursor, page)) {
+      cursor.num_pending =
+          static_cast<std::int32_t>(std::min<std::int64_t>(num_accepted, cursor.num_records));
+    }
     // The others were rejected: a later round must not count them.
     if (request.open_rounds.empty()) cursor.num_records = cursor.num_pending;
   }
+}
+
+// Whether the records of a tag are those of the round whose golden tokens end at `page`. A draft
+// model that sat it out has none of it: what was pending there stays, and drafts that no round has
+// verified are never counted.
+bool HybridCacheManager::is_of_round(std::size_t tag, const StateCursor& cursor,
+                                     std::int64_t page) const {
+  return tags_[tag]->group_tag() == kTarget || cursor.page_position == page;
 }
 
 void HybridCacheManager::record_acceptance(const BatchSetup& setup,
@@ -165,10 +174,7 @@ void HybridCacheManager::record_acceptance(const BatchSetup& setup,
     for (std::size_t t = 0; t < tags_.size(); ++t) {
       const StateCursor& cursor = (*request)->cursors[t];
       if (!cursor.slot.has_value() || !tags_[t]->has_replay()) continue;
-      // A draft model that sat out this round has no records of it: what it had pending stays.
-      const bool is_of_round = tags_[t]->group_tag() == kTarget ||
-                               cursor.page_position == (*request)->kept + round.num_written;
-      if (!is_of_round) continue;
+      if (!is_of_round(t, cursor, (*request)->kept + round.num_written)) continue;
       places.push_back({tags_[t]->pending(*cursor.slot), cursor.num_records, i});
     }
   }

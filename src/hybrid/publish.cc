@@ -236,11 +236,10 @@ void HybridCacheManager::note_slot_changes(HybridRequest& request) {
       has_moved |= cursor.slot.has_value() && *cursor.slot != slots[0];
     }
   }
-  if (!has_moved) return;
-  // The state goes on in a copy, which may fail.
+  // The copy that it goes on in may fail, wherever that lies.
   const std::array<Event, 2> both = {request.ready, request.sequence.arrived()};
   request.ready = device::merge(both);
-  if (std::find(moved_.begin(), moved_.end(), &request) == moved_.end()) {
+  if (has_moved && std::find(moved_.begin(), moved_.end(), &request) == moved_.end()) {
     moved_.push_back(&request);
   }
 }

@@ -48,9 +48,12 @@ class LoneRequest {
     records_ += static_cast<std::int32_t>(tokens.size());
     return next;
   }
-  // So many tokens are kept: records up to there are pending, the others are dead.
-  void accept(std::int64_t kept) {
-    pending_ = static_cast<std::int32_t>(std::clamp<std::int64_t>(kept - page_, 0, records_));
+  // Of the round whose golden tokens end at `page` so many drafts are kept; the others are dead,
+  // and so are those that no round has verified.
+  void accept(std::int64_t page, std::int64_t num_accepted) {
+    if (page == page_) {
+      pending_ = static_cast<std::int32_t>(std::min<std::int64_t>(num_accepted, records_));
+    }
     records_ = pending_;
   }
   // Folds the first `count` pending records into the page, and gives up the others.

@@ -389,7 +389,8 @@ void Simulation::accept(Request& request) {
   ASSERT_TRUE(done.has_value()) << done.error().text();
   for (std::size_t i = 0; i < count; ++i) request.rounds.pop_front();
   if (!request.rounds.empty()) return;
-  for (LoneRequest& alone : request.alone) alone.accept(request.computed);
+  const std::int64_t page = request.alone[0].page_position();
+  for (LoneRequest& alone : request.alone) alone.accept(page, request.computed - page);
   if (request.is_lost || *request.is_suspect) return;
   EXPECT_EQ(manager().position(request.id)->kept, request.computed);
 }
@@ -474,7 +475,9 @@ void Simulation::publish(Request& request, std::int64_t end, const PublishOption
   const cache::Sequence& sequence = manager().sequence(request.id);
   const std::int64_t published = sequence.num_committed();
   const bool is_settled = status(request) == SequenceStatus::kActive && request.rounds.empty();
-  const bool is_kept = request.alone[0].page_position() <= end && end <= request.computed;
+  bool is_kept = request.alone[0].page_position() <= end && end <= request.computed;
+  // A draft model that lags behind holds it back.
+  for (const LoneRequest& alone : request.alone) is_kept = is_kept && end <= alone.position();
   const LayerGroupId group = manager().replay_state().layer_group();
   const SlotId before =
       status(request) == SequenceStatus::kActive ? sequence.slots(group)[0] : cache::kNoSlot;

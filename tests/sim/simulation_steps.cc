@@ -436,7 +436,7 @@ void Simulation::note_said(const Planned& row, const RowSetup& setup, const Toke
     request.rounds.push_back(
         {setup.round, static_cast<std::int32_t>(written), num_drafts, accepted, num_drafts == 0});
   } else if (has_draft_model_) {
-    request.alone[1].accept(request.computed);
+    request.alone[1].accept(request.computed, 0);
   }
 }
 
@@ -469,7 +469,8 @@ void Simulation::accept_on_device(QueuedStep& step, const std::vector<Planned>& 
     if (manager().position(request.id)->is_acceptance_pending) continue;
     request.rounds.back().is_on_device = true;
     ++tally_.on_device;
-    for (LoneRequest& alone : request.alone) alone.accept(request.computed);
+    const std::int64_t page = request.alone[0].page_position();
+    for (LoneRequest& alone : request.alone) alone.accept(page, request.computed - page);
   }
 }
 

@@ -208,6 +208,7 @@ class HybridCacheManager {
   void note_snapshots(const RowSetup& row, std::size_t tag, HybridRequest& request);
   void advance(const RowSetup& row, std::size_t tag, HybridRequest& request);
   void resolve_round(HybridRequest& request, std::int32_t num_accepted);
+  bool is_of_round(std::size_t tag, const StateCursor& cursor, std::int64_t page) const;
   void tell_slots(HybridRequest& request);
   bool is_settled_round(const Acceptance& acceptance) const;
   void give_back_room(HybridRequest& request);
