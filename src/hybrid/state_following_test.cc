@@ -20,6 +20,7 @@ class StateFollowingTest : public testing::TestWithParam<ReplayPlacement> {
  protected:
   void make(WorldOptions options = {}, std::uint64_t seed = 0) {
     options.placement = GetParam();
+    options.host_bytes = 1 << 20;
     device::SimOptions sim;
     sim.seed = seed;
     sim.copy_fault = [this](std::int64_t) {
