@@ -118,6 +118,14 @@ Result<void> HybridCacheManager::commit_pending(RequestId id, std::optional<std:
                       "commit of {} pending drafts of request {}, which has {}", wanted, id.value(),
                       most);
   }
+  const std::int64_t committed = request->sequence.num_committed();
+  if (target.has_value() && request->cursors[*target].page_position + wanted < committed) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "commit of {} pending drafts of request {} from {} on; others see its tokens "
+                      "up to {}, so commit {} or more",
+                      wanted, id.value(), request->cursors[*target].page_position, committed,
+                      committed - request->cursors[*target].page_position);
+  }
   const auto has_pending = [](const StateCursor& cursor) { return cursor.num_pending > 0; };
   if (std::none_of(request->cursors.begin(), request->cursors.end(), has_pending)) return {};
   for (std::size_t t = 0; t < tags_.size(); ++t) {

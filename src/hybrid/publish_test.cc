@@ -61,6 +61,23 @@ TEST_P(PublishTest, NothingPastWhatIsKeptOrShortOfThePage) {
 }
 
 // Whoever goes on from a snapshot says what it would have said alone.
+// What others see stays kept: fewer drafts than that cannot be committed any more.
+TEST_P(PublishTest, ACommitDoesNotTakeBackWhatIsPublished) {
+  World world(options());
+  Speaker speaker(world, 1, numbers(3, 6));
+  speaker.read_prompt();
+  speaker.round(3, 3);
+  const Tokens tokens = first_of(speaker.tokens(), 9);
+  ASSERT_TRUE(world.manager->publish(RequestId(1), tokens, {}).has_value());
+  const Result<void> done = world.manager->commit_pending(RequestId(1), 1);
+  ASSERT_FALSE(done.has_value());
+  EXPECT_EQ(done.error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(done.error().text(), HasSubstr("up to 9, so commit 2 or more"));
+  EXPECT_EQ(world.manager->position(RequestId(1))->num_pending, 3);
+  EXPECT_TRUE(world.manager->commit_pending(RequestId(1), 2).has_value());
+  EXPECT_EQ(world.manager->position(RequestId(1))->kept, 9);
+}
+
 // Blocks are of all models: those that a draft model has not written its part of stay its own.
 TEST_P(PublishTest, NothingPastWhatADraftModelHasComputed) {
   WorldOptions wanted = options();
