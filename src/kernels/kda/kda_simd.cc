@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 
 #include "kernels/reference/reference.h"
 #include "kernels/simd_targets.h"
 #include "slackwater/base/mutant.h"
+#include "slackwater/base/numeric.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/kda/kda_simd.cc"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -134,11 +137,6 @@ struct HeadRow {
   }
 };
 
-// Starts to fetch what lies at `x`, into the second level.
-HWY_INLINE void prefetch(const float* x, std::int64_t floats) {
-  for (std::int64_t i = 0; i < floats; i += 16) __builtin_prefetch(x + i, 0, 2);
-}
-
 // Convolution and SiLU of one section of token `t`, [D].
 HWY_INLINE void convolve(const HeadRow& head_row, int section, std::int64_t t, float* out) {
   const float* weight = head_row.args.conv_weight[section] + head_row.channel();
@@ -243,6 +241,8 @@ struct ColumnPass {
   const float* from;
   float* to;
   float* o;
+  const float* next = nullptr;  // of the next tile: a bit is fetched with every two keys
+  std::int64_t next_rate = 0;   // floats of it per key
 };
 
 // One prepared step through kColumnVectors vectors of columns; without an output where it is
@@ -255,6 +255,7 @@ HWY_INLINE void step_columns(const Step& step, std::int64_t dim, const ColumnPas
     for (int n = 0; n < kColumnVectors; ++n) p[chain][n] = r[chain][n] = broadcast(0.0f);
   }
   for (std::int64_t i = 0; i < dim; i += 2) {
+    __builtin_prefetch(pass.next + i * pass.next_rate, 0, 2);
     for (int odd = 0; odd < 2; ++odd) {
       const int chain = SLACKWATER_MUTANT(kda_one_chain) ? 0 : odd;
       const V ai = broadcast(step.a[i + odd]);
@@ -297,18 +298,23 @@ struct StepRange {
   const Steps& steps;
 };
 
-// Floats of the page's next tile to fetch during each step on this one. A single step is over too
-// soon. Verify rounds gain 4 to 6 % by it; fetching the places of new records as well lost as much.
-HWY_INLINE std::int64_t next_tile_share(const HeadRow& head_row, std::int64_t tile,
-                                        const StepRange& range) {
+// Floats of the page's next tile to fetch with each key of each of the two passes over a tile's
+// columns, so that all of it is there when the steps on this one are done: little by little, for a
+// processor waits for few lines at a time. All at the beginning of a step hid a third as much; a
+// single step is over too soon; fetching the places of new records as well lost.
+HWY_INLINE std::int64_t next_tile_rate(const HeadRow& head_row, std::int64_t tile,
+                                       const StepRange& range) {
   if (range.first > 0 || range.count < 2 || !head_row.reads_page()) return 0;
   if (head_row.channel() + (tile + 1) * kValueTile == head_row.width()) return 0;
-  return (head_row.dim() * kValueTile + range.count - 1) / range.count;
+  constexpr std::int64_t kPasses = kValueTile / (kColumnVectors * kLanes);
+  return ceil_div<std::int64_t>(kValueTile, kPasses * range.count);
 }
 
 HWY_INLINE void step_tile(const HeadRow& head_row, const Step& step, const ColumnPass& tile) {
   for (int column = 0; column < kValueTile; column += kColumnVectors * kLanes) {
     ColumnPass pass = {tile.v + column, tile.from + column, nullptr, nullptr};
+    pass.next_rate = tile.next_rate;
+    pass.next = tile.next + column / (kColumnVectors * kLanes) * head_row.dim() * tile.next_rate;
     if (tile.to != nullptr) pass.to = tile.to + column;
     if (step.q == nullptr) {
       step_columns<false>(step, head_row.dim(), pass);
@@ -335,12 +341,11 @@ HWY_INLINE const float* run_tile(const HeadRow& head_row, std::int64_t tile, con
     float* page = head_row.state_tile(write->page, tile);
     if (page != held) std::memcpy(page, held, tile_bytes);
   }
-  const std::int64_t share = next_tile_share(head_row, tile, range);
-  const float* next_share = held + (share > 0 ? dim * kValueTile : 0);
+  const std::int64_t rate = next_tile_rate(head_row, tile, range);
+  const float* next = held + (rate > 0 ? dim * kValueTile : 0);
   for (std::int64_t slot = 0; slot < range.count; ++slot) {
     const Step& step = range.steps[static_cast<std::size_t>(slot)];
     const std::int64_t t = range.first + slot - pending;
-    prefetch(next_share + slot * share, share);
     const std::int64_t done = range.first + slot + (SLACKWATER_MUTANT(kda_write_late) ? 0 : 1);
     // A step whose result is written goes straight to the page, and the next one reads it there.
     // Nobody reads the state after the last token, unless it is written.
@@ -353,7 +358,11 @@ HWY_INLINE const float* run_tile(const HeadRow& head_row, std::int64_t tile, con
                    ? nullptr
                    : head_row.args.o + (row.first_token + t) * head_row.args.o_stride +
                          head_row.channel() + tile * kValueTile;
-    step_tile(head_row, step, {step.v + tile * kValueTile, held, to, o});
+    ColumnPass columns = {step.v + tile * kValueTile, held, to, o};
+    columns.next = next;
+    columns.next_rate = rate;
+    step_tile(head_row, step, columns);
+    next += rate * dim * (kValueTile / (kColumnVectors * kLanes));
     held = to;
     for (; write != end && steps_before(*write) == done; ++write) {
       std::memcpy(head_row.state_tile(write->page, tile), held, tile_bytes);
@@ -376,10 +385,19 @@ HWY_INLINE void write_window(const HeadRow& head_row, const StateWrite& write) {
   }
 }
 
+// Copies what nobody reads before the next round: past the caches, where the places allow it. A
+// round gains 5 to 9 % by not reading what it overwrites.
+HWY_INLINE void put_away(const float* from, std::int64_t floats, float* to) {
+  if (reinterpret_cast<std::uintptr_t>(to) % 64 != 0) {
+    std::memcpy(to, from, static_cast<std::size_t>(floats) * sizeof(float));
+    return;
+  }
+  for (std::int64_t i = 0; i < floats; i += kLanes) hn::Stream(load(from + i), D(), to + i);
+}
+
 // What the prepared tokens leave as records, but for their raw projections.
 HWY_INLINE void save_records(const HeadRow& head_row, const StepRange& range) {
   const std::int64_t dim = head_row.dim();
-  const std::size_t bytes = static_cast<std::size_t>(dim) * sizeof(float);
   const std::int64_t pending = head_row.pending();
   const std::int64_t first = std::max(range.first, pending + head_row.first_recorded());
   for (std::int64_t index = first; index < range.first + range.count; ++index) {
@@ -388,10 +406,10 @@ HWY_INLINE void save_records(const HeadRow& head_row, const StepRange& range) {
     const std::int64_t r = head_row.record_of(index - pending);
     const float* g = head_row.scratch.g + slot * dim;
     if (SLACKWATER_MUTANT(kda_records_keep_decay)) g = step.a;
-    std::memcpy(head_row.record_q(r), step.q, bytes);
-    std::memcpy(head_row.record_k(r), step.k, bytes);
-    std::memcpy(head_row.record_g(r), g, bytes);
-    std::memcpy(head_row.record_v(r), step.v, bytes);
+    put_away(step.q, dim, head_row.record_q(r));
+    put_away(step.k, dim, head_row.record_k(r));
+    put_away(g, dim, head_row.record_g(r));
+    put_away(step.v, dim, head_row.record_v(r));
     *head_row.record_beta(r) = step.beta;
   }
 }
@@ -399,15 +417,14 @@ HWY_INLINE void save_records(const HeadRow& head_row, const StepRange& range) {
 // The raw projections of the records, and the copy of a window that was written.
 HWY_INLINE void save_raw(const HeadRow& head_row) {
   const SequenceRow& row = head_row.row;
-  const std::size_t bytes = static_cast<std::size_t>(head_row.dim()) * sizeof(float);
+  const std::int64_t dim = head_row.dim();
   for (int section = 0; section < 3; ++section) {
     for (std::int64_t r = 0; r < kWindowRows && !row.writes.empty(); ++r) {
-      std::memcpy(head_row.conv_row(section, r), head_row.window_row(row.state_page, section, r),
-                  bytes);
+      put_away(head_row.window_row(row.state_page, section, r), dim, head_row.conv_row(section, r));
     }
     for (std::int64_t t = head_row.first_recorded(); t < row.num_tokens; ++t) {
-      std::memcpy(head_row.conv_row(section, kWindowRows + head_row.record_of(t)),
-                  head_row.raw(section, t), bytes);
+      put_away(head_row.raw(section, t), dim,
+               head_row.conv_row(section, kWindowRows + head_row.record_of(t)));
     }
   }
 }
@@ -469,6 +486,7 @@ void kda_step(ExecutionContext& context, const KdaStepArgs& args) {
       const SequenceRow& row = args.rows[static_cast<std::size_t>(item / args.num_heads)];
       run_head(args, row, item % args.num_heads, scratch);
     }
+    hwy::FlushStream();
   });
 }
 
