@@ -241,13 +241,15 @@ TEST_P(PublishTest, ARestartForgetsThePlacesOfItsSnapshots) {
   ASSERT_TRUE(world.manager->restart_request(RequestId(1), prompt).has_value());
   world.resume(1);
   ASSERT_TRUE(world.manager->resize(RequestId(1), 60).has_value());
-  ASSERT_TRUE(world.manager->reserve_snapshot(RequestId(1), 8).has_value());
+  // What its last life wrote is not in the page that it gets now.
   const BatchSetup setup = world.set_up({World::context_row(1, 0, 10)});
-  EXPECT_EQ(setup.rows[0].writes.size(), 2u);
-  // Not queued, and so not written.
-  const Tokens none;
-  ASSERT_TRUE(world.manager->publish(RequestId(1), none, {}).has_value());
-  EXPECT_EQ(reused(world, prompt), 0);
+  EXPECT_EQ(setup.rows[0].writes.size(), 1u);
+  ASSERT_TRUE(world.manager->reserve_snapshot(RequestId(1), 8).has_value());
+  world.manager->step_queued(setup);
+  ASSERT_TRUE(world.manager->publish(RequestId(1), prompt, {}).has_value());
+  Tokens branch = first_of(prompt, 8);
+  branch.push_back(90);
+  EXPECT_EQ(reused(world, branch), 0);
   world.manager->audit();
 }
 
