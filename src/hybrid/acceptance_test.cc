@@ -228,6 +228,39 @@ TEST_P(AcceptanceTest, ADraftModelKeepsWhatTheTargetKept) {
   }
 }
 
+// A suspend folds in what the target had pending, in the middle of the draft model's proposals.
+TEST_P(AcceptanceTest, ACommitLeavesTheRecordsOfADraftModelToTheRound) {
+  WorldOptions wanted = options(2);
+  wanted.has_draft_model = true;
+  wanted.suspend_policy = SuspendPolicy::kCommitIfKnown;
+  Puppets world(wanted);
+  world.enter(1);
+  BatchSetup setup;
+  const auto run_draft = [&](RowKind kind, std::int64_t first, std::int32_t count) {
+    const std::vector<BatchRow> rows = {{.request = RequestId(1),
+                                         .kind = kind,
+                                         .first_position = first,
+                                         .num_tokens = count,
+                                         .num_written = count}};
+    const Result<void> done = world.manager->setup_state_indices(rows, "draft", setup);
+    ASSERT_TRUE(done.has_value()) << done.error().text();
+    world.manager->step_queued(setup);
+  };
+  run_draft(RowKind::kContext, 0, 6);
+  run_draft(RowKind::kGeneration, 6, 1);
+  world.verify(1);
+  world.accept(1, 2);
+  ASSERT_TRUE(world.manager->resize(RequestId(1), 60).has_value());
+  run_draft(RowKind::kGeneration, 7, 3);
+  run_draft(RowKind::kDraft, 10, 1);
+  world.suspend(1);
+  EXPECT_EQ(world.manager->counters().commits, 1);
+  world.resume(1);
+  run_draft(RowKind::kDraft, 11, 1);
+  EXPECT_EQ(setup.rows[0].num_pending, 1);
+  world.manager->audit();
+}
+
 TEST_P(AcceptanceTest, ADraftModelsRowNeedsItsPosition) {
   WorldOptions wanted = options(2);
   wanted.has_draft_model = true;

@@ -84,6 +84,8 @@ Result<void> HybridCacheManager::check_settled(const HybridRequest& request,
 void HybridCacheManager::queue_commit(HybridRequest& request, std::size_t tag, std::int32_t count) {
   ReplayState& state = *tags_[tag];
   StateCursor& cursor = request.cursors[tag];
+  // A draft model between its golden token and the target's round: its records are for that to say.
+  if (cursor.num_pending == 0) return;
   if (count > 0) {
     FoldRecords fold;
     fold.shape = state.shape();
@@ -100,7 +102,7 @@ void HybridCacheManager::queue_commit(HybridRequest& request, std::size_t tag, s
     fold.hidden_size = tags_[tag]->group_tag() == "target" ? config_.mtp_hidden_size : 0;
     context_->enqueue(stream_, std::move(fold));
     ++counters_.commits;
-  } else if (cursor.num_pending > 0) {
+  } else {
     set_pending(tag, *cursor.slot, 0);
   }
   cursor.page_position += count;

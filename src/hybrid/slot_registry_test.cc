@@ -256,8 +256,8 @@ TEST(SlotRegistry, AFailedCopyIsToldToWhomItConcerns) {
         return index == failed ? fault : CopyFault::kNone;
       };
       TestRegistry test(4, std::move(sim));
-      const SavedSlot first = test.save(0);    // copy 0
-      const SavedSlot second = test.save(1);   // copy 1
+      const SavedSlot first = test.save(0);   // copy 0
+      const SavedSlot second = test.save(1);  // copy 1
       SlotChanges changes;
       changes.restores = {{first, SlotId(2)}, {second, SlotId(3)}};
       test.apply(changes);  // copies 2 and 3
@@ -317,8 +317,7 @@ void expect_entry_follows(Puppets& world, std::string_view name) {
   const SlotId second = world.slot_of(1);
   const Tokens prompt = numbers(10, 7);
   ASSERT_TRUE(world.manager->commit_pending(RequestId(1), 0).has_value());
-  ASSERT_TRUE(
-      world.manager->publish(RequestId(1), prompt, {.written = {}, .with_snapshot = true}));
+  ASSERT_TRUE(world.manager->publish(RequestId(1), prompt, {.written = {}, .with_snapshot = true}));
   world.set_up({world.next_row(1)});
   EXPECT_NE(world.slot_of(1), second);
   EXPECT_EQ(entry(1), own);
@@ -337,23 +336,21 @@ TEST_P(SlotEntries, PerTokenStatesFollowTheirRequest) {
 
 TEST_P(SlotEntries, AMamba2HistoryFollowsItsRequest) {
   // Two halves that take turns, and which of them counts.
-  Puppets world(options({.name = "mamba2_history",
-                         .bytes_per_layer = 2 * 512 + 4,
-                         .num_layers = 2,
-                         .reset = [](std::span<std::byte> bytes) {
-                           std::ranges::fill(bytes, std::byte{0});
-                         }}));
+  Puppets world(options(
+      {.name = "mamba2_history",
+       .bytes_per_layer = 2 * 512 + 4,
+       .num_layers = 2,
+       .reset = [](std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0}); }}));
   expect_entry_follows(world, "mamba2_history");
 }
 
 TEST_P(SlotEntries, ASeedIsDrawnForWhoIsNewAndStaysWithWhoSleeps) {
   auto next = std::make_shared<std::uint64_t>(100);
-  Puppets world(options({.name = "rand_seed",
-                         .bytes_per_layer = 8,
-                         .reset = [next](std::span<std::byte> bytes) {
-                           const std::uint64_t drawn = (*next)++;
-                           std::memcpy(bytes.data(), &drawn, sizeof drawn);
-                         }}));
+  Puppets world(options(
+      {.name = "rand_seed", .bytes_per_layer = 8, .reset = [next](std::span<std::byte> bytes) {
+         const std::uint64_t drawn = (*next)++;
+         std::memcpy(bytes.data(), &drawn, sizeof drawn);
+       }}));
   const auto seed = [&](std::uint64_t id) {
     world.manager->synchronize();
     std::uint64_t found = 0;
@@ -447,9 +444,7 @@ TEST_P(SlotEntries, AFailedCopyCostsItsRequestARecompute) {
 TEST_P(SlotEntries, WhatDidNotArriveStaysLostThroughTheNextSuspend) {
   auto is_broken = std::make_shared<bool>(false);
   SimOptions sim{.seed = 4};
-  sim.copy_fault = [=](std::int64_t) {
-    return *is_broken ? CopyFault::kRefuse : CopyFault::kNone;
-  };
+  sim.copy_fault = [=](std::int64_t) { return *is_broken ? CopyFault::kRefuse : CopyFault::kNone; };
   WorldOptions wanted = options({.name = "probe", .bytes_per_layer = 32});
   Puppets world(wanted, std::make_unique<SimDevice>(std::move(sim)));
   world.enter(1);
