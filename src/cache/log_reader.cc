@@ -143,6 +143,10 @@ Result<void> LogReader::read_header() {
     offset_ = file_.size();
     return damaged(fmt::format("is cut: it has {} bytes of {}, and ends", file_.size(), end_));
   }
+  if (end_ < file_.size() && file_[end_] != std::byte{0}) {
+    offset_ = end_;
+    return damaged("goes on past the end that is written down,");
+  }
   return {};
 }
 

@@ -202,6 +202,14 @@ TEST_F(OperationLog, WhatIsEditedSaysWhere) {
       EXPECT_NE(made.error().code(), ErrorCode::kInvalidArgument) << made.error().text();
     }
   }
+  // An end where a call begins is not the end.
+  LogHeader shorter = header;
+  shorter.end = header.first_record;
+  std::string moved = whole;
+  std::memcpy(moved.data(), &shorter, sizeof shorter);
+  write(moved);
+  expect_error(ErrorCode::kDataLoss,
+               fmt::format("past the end that is written down, at offset {}", header.first_record));
   std::string edited = whole;
   edited[header.first_record + 1] ^= 8;
   write(edited);
