@@ -1,6 +1,8 @@
 // What becomes of a step: where its rows stand, and how many of their drafts were kept.
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <utility>
 
 #include "hybrid/hybrid_request.h"
@@ -18,6 +20,18 @@ namespace {
 // The tag whose verification decides what is kept.
 constexpr std::string_view kTarget = "target";
 
+// One that the stream is done with, taken; so that steps take nothing from the heap.
+template <class Batch>
+Batch& free_batch(std::vector<std::unique_ptr<Batch>>& batches) {
+  const auto is_done = [](const auto& batch) {
+    return batch->is_done.load(std::memory_order_acquire);
+  };
+  auto at = std::find_if(batches.begin(), batches.end(), is_done);
+  if (at == batches.end()) at = batches.insert(at, std::make_unique<Batch>());
+  (*at)->is_done.store(false, std::memory_order_relaxed);
+  return **at;
+}
+
 }  // namespace
 
 // P of a slot, behind the steps that are queued, once the call queues it.
@@ -27,23 +41,14 @@ void HybridCacheManager::set_pending(std::size_t tag, SlotId slot, std::int32_t 
 
 void HybridCacheManager::queue_pending() {
   if (pending_writes_.empty()) return;
-  const auto is_done = [](const auto& batch) {
-    return batch->is_done.load(std::memory_order_acquire);
-  };
-  auto at = std::find_if(pending_batches_.begin(), pending_batches_.end(), is_done);
-  if (at == pending_batches_.end()) {
-    pending_batches_.push_back(std::make_unique<PendingBatch>());
-    at = std::prev(pending_batches_.end());
-  }
-  PendingBatch* const batch = at->get();
-  batch->writes.swap(pending_writes_);
-  batch->is_done.store(false, std::memory_order_relaxed);
-  stream_.run([batch] {
-    for (const PendingWrite& write : batch->writes) *write.place = write.pending;
-    batch->is_done.store(true, std::memory_order_release);
+  PendingBatch& batch = free_batch(pending_batches_);
+  batch.writes.swap(pending_writes_);
+  pending_writes_.clear();
+  stream_.run([&batch] {
+    for (const PendingWrite& write : batch.writes) *write.place = write.pending;
+    batch.is_done.store(true, std::memory_order_release);
     return true;
   });
-  pending_writes_.clear();
 }
 
 // Of the places that wait for a state those that the row writes: one that lies before it, or whose
@@ -64,6 +69,8 @@ void HybridCacheManager::note_snapshots(const RowSetup& row, std::size_t tag,
 
 void HybridCacheManager::advance(const RowSetup& row, std::size_t tag, HybridRequest& request) {
   StateCursor& cursor = request.cursors[tag];
+  ++cursor.changes;
+  request.setup_end = 0;
   const std::int32_t written = row.writes.empty() ? 0 : row.writes.back().count;
   const std::int32_t left = row.row.num_tokens - written;
   if (row.row.kind == RowKind::kDraft) {
@@ -109,16 +116,25 @@ void HybridCacheManager::advance(const RowSetup& row, std::size_t tag, HybridReq
   }
 }
 
+bool HybridCacheManager::is_current(const BatchSetup& setup) const {
+  const Result<std::size_t> tag = find_tag(setup.group_tag);
+  return tag.has_value() &&
+         std::all_of(setup.rows.begin(), setup.rows.end(), [&](const RowSetup& row) {
+           if (row.is_dummy) return true;
+           const Result<const HybridRequest*> request = find(row.row.request);
+           return request.has_value() && (*request)->epoch == row.epoch &&
+                  (*request)->cursors[*tag].changes == row.changes;
+         });
+}
+
 void HybridCacheManager::step_queued(const BatchSetup& setup) {
   const Result<std::size_t> tag = find_tag(setup.group_tag);
   SLACKWATER_CHECK(tag.has_value(), "{}", tag.error().text());
+  SLACKWATER_CHECK(is_current(setup),
+                   "a step of {} rows was queued after something else was done with its requests",
+                   setup.rows.size());
   for (const RowSetup& row : setup.rows) {
-    if (row.is_dummy) continue;
-    const Result<HybridRequest*> request = find(row.row.request);
-    SLACKWATER_CHECK(request.has_value() && (*request)->epoch == row.epoch,
-                     "a step of request {} of epoch {}, which is gone", row.row.request.value(),
-                     row.epoch);
-    advance(row, *tag, **request);
+    if (!row.is_dummy) advance(row, *tag, **find(row.row.request));
   }
   queue_pending();
 }
@@ -135,6 +151,8 @@ void HybridCacheManager::resolve_round(HybridRequest& request, std::int32_t num_
     if (is_of_round(t, cursor, page)) {
       cursor.num_pending =
           static_cast<std::int32_t>(std::min<std::int64_t>(num_accepted, cursor.num_records));
+      // The target's rows may be set up ahead, with a count that only the device knows.
+      if (tags_[t]->group_tag() != kTarget) ++cursor.changes;
     }
     // The others were rejected: a later round must not count them.
     if (request.open_rounds.empty()) cursor.num_records = cursor.num_pending;
@@ -151,12 +169,11 @@ bool HybridCacheManager::is_of_round(std::size_t tag, const StateCursor& cursor,
 
 void HybridCacheManager::record_acceptance(const BatchSetup& setup,
                                            const std::int32_t* num_accepted_tokens) {
-  struct Place {
-    std::int32_t* pending;
-    std::int32_t max_pending;
-    std::size_t row;
-  };
-  std::vector<Place> places;
+  const Result<std::size_t> target = find_tag(kTarget);
+  if (!target.has_value() || !tags_[*target]->has_replay()) return;
+  AcceptanceBatch& batch = free_batch(acceptance_batches_);
+  batch.places.clear();
+  batch.counts = num_accepted_tokens;
   for (std::size_t i = 0; i < setup.rows.size(); ++i) {
     const RowSetup& row = setup.rows[i];
     if (row.is_dummy || row.row.kind != RowKind::kGeneration) continue;
@@ -169,37 +186,36 @@ void HybridCacheManager::record_acceptance(const BatchSetup& setup,
     // What was saved meanwhile has the P of before: the host has to tell.
     const auto is_saved = [](const StateCursor& cursor) { return cursor.saved.has_value(); };
     if (std::any_of((*request)->cursors.begin(), (*request)->cursors.end(), is_saved)) continue;
-    OpenRound& round = (*request)->open_rounds.back();
-    round.is_on_device = true;
-    for (std::size_t t = 0; t < tags_.size(); ++t) {
-      const StateCursor& cursor = (*request)->cursors[t];
-      if (!cursor.slot.has_value() || !tags_[t]->has_replay()) continue;
-      if (!is_of_round(t, cursor, (*request)->kept + round.num_written)) continue;
-      places.push_back({tags_[t]->pending(*cursor.slot), cursor.num_records, i});
-    }
+    (*request)->open_rounds.back().is_on_device = true;
+    const StateCursor& cursor = (*request)->cursors[*target];
+    if (!cursor.slot.has_value()) continue;
+    batch.places.push_back({tags_[*target]->pending(*cursor.slot), cursor.num_records, i});
   }
-  if (places.empty()) return;
-  stream_.run([places = std::move(places), num_accepted_tokens] {
-    for (const Place& place : places) {
+  stream_.run([&batch] {
+    for (const AcceptancePlace& place : batch.places) {
       // The golden token is one of them.
-      const std::int32_t accepted = std::max(num_accepted_tokens[place.row] - 1, 0);
+      const std::int32_t accepted = std::max(batch.counts[place.row] - 1, 0);
       *place.pending = std::min(accepted, place.max_pending);
     }
+    batch.is_done.store(true, std::memory_order_release);
     return true;
   });
 }
 
 // Room for drafts that were not kept. A suspended request gives it back too.
 void HybridCacheManager::give_back_room(HybridRequest& request) {
-  const std::int64_t wanted =
-      std::max({request.kept, request.sequence.history(), request.sequence.num_committed()});
+  // A row that is set up has its room for good.
+  const std::int64_t wanted = std::max({request.kept, request.sequence.history(),
+                                        request.sequence.num_committed(), request.setup_end});
   if (!request.open_rounds.empty() || request.sequence.capacity() <= wanted ||
       SLACKWATER_MUTANT(hybrid_keep_draft_room)) {
     return;
   }
   const Result<void> trimmed = request.sequence.trim(wanted);
   // One whose pages are lost keeps the room until it is restarted.
-  if (!trimmed.has_value()) request.is_lost = true;
+  if (trimmed.has_value()) return;
+  request.is_lost = true;
+  ++counters_.lost_requests;
 }
 
 Result<void> HybridCacheManager::update_resources(std::span<const Acceptance> acceptances) {
@@ -231,25 +247,46 @@ Result<void> HybridCacheManager::update_resources(std::span<const Acceptance> ac
     }
     const bool is_on_device = request->open_rounds.front().is_on_device;
     resolve_round(*request, acceptance.num_accepted);
-    if (!is_on_device) tell_slots(*request);
+    if (acceptance.has_ended) end_rounds(*request);
+    // Rounds without drafts that were queued ahead have nothing to be told.
+    while (!request->open_rounds.empty() && request->open_rounds.front().num_drafts == 0) {
+      resolve_round(*request, 0);
+    }
+    const Result<std::size_t> target = find_tag(kTarget);
+    tell_slots(*request, is_on_device ? std::optional(*target) : std::nullopt);
     give_back_room(*request);
   }
   queue_pending();
   return {};
 }
 
+// Rounds that were queued behind the one in which a stop was found ran no token: their step folded
+// in what was pending.
+void HybridCacheManager::end_rounds(HybridRequest& request) {
+  while (!request.open_rounds.empty()) {
+    request.open_rounds.front().num_written = 0;
+    for (std::size_t t = 0; t < tags_.size(); ++t) {
+      if (tags_[t]->group_tag() == kTarget) request.cursors[t].num_records = 0;
+    }
+    resolve_round(request, 0);
+  }
+}
+
 // A round without drafts has none to accept: that the host says so too is no news.
 bool HybridCacheManager::is_settled_round(const Acceptance& acceptance) const {
   const Result<const HybridRequest*> request = find(acceptance.request);
-  return request.has_value() && (*request)->epoch == acceptance.epoch &&
-         (*request)->round == acceptance.round && (*request)->open_rounds.empty() &&
-         acceptance.num_accepted == 0;
+  if (!request.has_value() || (*request)->epoch != acceptance.epoch) return false;
+  const std::vector<OpenRound>& open = (*request)->open_rounds;
+  const std::uint64_t settled = open.empty() ? (*request)->round : open.front().round - 1;
+  return acceptance.round <= settled && acceptance.num_accepted == 0;
 }
 
-// What the host has learned goes to where the request is: its slots, or what was saved of them.
-void HybridCacheManager::tell_slots(HybridRequest& request) {
+// What the host has learned goes to where the request is: its slots, or what was saved of them. The
+// device has told the slot of the tag that `knows`.
+void HybridCacheManager::tell_slots(HybridRequest& request, std::optional<std::size_t> knows) {
   bool is_late = false;
   for (std::size_t t = 0; t < tags_.size(); ++t) {
+    if (knows == t) continue;
     StateCursor& cursor = request.cursors[t];
     if (SLACKWATER_MUTANT(hybrid_acceptance_to_old_slot) && cursor.slot_before.has_value()) {
       set_pending(t, *cursor.slot_before, cursor.num_pending);
@@ -260,7 +297,7 @@ void HybridCacheManager::tell_slots(HybridRequest& request) {
       is_late = true;
     }
   }
-  if (is_late) ++counters_.late_acceptances;
+  if (is_late && !knows.has_value()) ++counters_.late_acceptances;
 }
 
 void HybridCacheManager::fail_step(const BatchSetup& setup) {

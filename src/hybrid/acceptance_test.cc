@@ -261,6 +261,153 @@ TEST_P(AcceptanceTest, ACommitLeavesTheRecordsOfADraftModelToTheRound) {
   world.manager->audit();
 }
 
+// Between the setup and the step nothing else is done with a request: what the row begins with has
+// changed then.
+TEST_P(AcceptanceTest, ASetupIsStaleOnceSomethingElseIsDone) {
+  Puppets world(options(2));
+  world.enter(1);
+  world.round(1, 2, 50);
+  const BatchSetup folded = world.set_up({World::verify_row(1, 9, 1)});
+  EXPECT_TRUE(world.manager->is_current(folded));
+  ASSERT_TRUE(world.manager->commit_pending(RequestId(1)).has_value());
+  EXPECT_FALSE(world.manager->is_current(folded));
+  EXPECT_DEATH(world.manager->step_queued(folded), "after something else was done");
+  const BatchSetup slept = world.set_up({World::verify_row(1, 9, 1)});
+  world.suspend(1);
+  EXPECT_FALSE(world.manager->is_current(slept));
+  world.resume(1);
+  EXPECT_FALSE(world.manager->is_current(slept));
+  ASSERT_TRUE(world.manager->resize(RequestId(1), 60).has_value());
+  const BatchSetup anew = world.set_up({World::verify_row(1, 9, 1)});
+  EXPECT_TRUE(world.manager->is_current(anew));
+  world.manager->step_queued(anew);
+  EXPECT_FALSE(world.manager->is_current(anew));
+}
+
+// The room of a row that is set up stays, whatever the host learns of the round before.
+TEST_P(AcceptanceTest, ARowThatIsSetUpAheadKeepsItsRoom) {
+  World world(options());
+  Speaker speaker(world, 1, numbers(3, 6));
+  speaker.read_prompt();
+  speaker.verify_ahead(3, 1);
+  BatchRow ahead = World::verify_row(1, 0, 3);
+  ahead.first_position.reset();
+  const BatchSetup setup = world.set_up({ahead});
+  speaker.read_rounds();
+  EXPECT_GE(world.manager->sequence(RequestId(1)).capacity(), 8 + 4);
+  EXPECT_TRUE(world.manager->is_current(setup));
+}
+
+// A round without drafts behind one of the device's has nothing to be told.
+TEST_P(AcceptanceTest, ARoundWithoutDraftsAheadOfTheHostIsSettledWithTheOneBefore) {
+  World world(options());
+  Speaker speaker(world, 1, numbers(3, 6));
+  speaker.read_prompt();
+  speaker.verify_ahead(3, 2);
+  speaker.verify_ahead(0, 0);
+  const Acceptance first{RequestId(1), 0, 1, 2, false};
+  ASSERT_TRUE(world.manager->update_resources({&first, 1}).has_value());
+  const RequestPosition at = *world.manager->position(RequestId(1));
+  EXPECT_FALSE(at.is_on_device);
+  EXPECT_EQ(at.kept, 10);
+  const Acceptance second{RequestId(1), 0, 2, 0, false};
+  ASSERT_TRUE(world.manager->update_resources({&second, 1}).has_value());
+  EXPECT_EQ(world.manager->counters().ignored_acceptances, 0);
+  world.manager->audit();
+}
+
+// A stop found on the device: what was queued behind it only folds in what was kept.
+TEST_P(AcceptanceTest, RoundsBehindAStopFoldInWhatWasKept) {
+  World world(options());
+  Speaker speaker(world, 1, numbers(3, 6));
+  speaker.read_prompt();
+  speaker.verify_ahead(3, 2);
+  BatchRow ahead = World::verify_row(1, 0, 3);
+  ahead.first_position.reset();
+  const BatchSetup setup = world.set_up({ahead});
+  ReplayState& state = world.manager->replay_state();
+  // The device knows that it has ended: no token is run.
+  const auto none = std::make_shared<std::int32_t>(0);
+  for (std::size_t layer = 0; layer < state.layers().size(); ++layer) {
+    world.context.enqueue(
+        *world.stream, [pages = state.pages(layer), &state, records = state.records(layer),
+                        slot = setup.rows[0].slot, &world](kernels::ExecutionContext& on) {
+          const kernels::StateWrite write{.count = 0, .page = slot};
+          kernels::SequenceRow row;
+          row.first_position = 1 << 20;
+          row.state_page = slot;
+          row.num_pending = *state.pending(slot);
+          row.writes = {&write, 1};
+          kernels::KdaStepArgs args;
+          args.num_heads = state.shape().num_heads;
+          args.head_dim = state.shape().head_dim;
+          args.qkv_stride = args.decay_stride = args.o_stride = state.shape().width();
+          args.beta_stride = state.shape().num_heads;
+          args.pages = pages;
+          args.records = records;
+          args.rows = {&row, 1};
+          kernels::kda_step(on, args);
+          return true;
+        });
+  }
+  world.manager->step_queued(setup);
+  world.manager->record_acceptance(setup, none.get());
+  const Acceptance stop{RequestId(1), 0, 1, 2, true};
+  ASSERT_TRUE(world.manager->update_resources({&stop, 1}).has_value());
+  const RequestPosition at = *world.manager->position(RequestId(1));
+  EXPECT_EQ(at.kept, 9);
+  EXPECT_EQ(at.page_position, 9);
+  EXPECT_EQ(at.num_pending, 0);
+  EXPECT_FALSE(at.is_on_device);
+  world.manager->audit();
+}
+
+// Tokens that a draft model has folded in cannot be given up by the target alone.
+TEST_P(AcceptanceTest, WhatADraftModelHasFoldedInIsNotTakenBack) {
+  WorldOptions wanted = options(2);
+  wanted.has_draft_model = true;
+  Puppets world(wanted);
+  world.enter(1);
+  BatchSetup setup;
+  const auto run_draft = [&](std::int64_t first, std::int32_t count) {
+    const std::vector<BatchRow> rows = {{.request = RequestId(1),
+                                         .kind = RowKind::kGeneration,
+                                         .first_position = first,
+                                         .num_tokens = count,
+                                         .num_written = count}};
+    const Result<void> done = world.manager->setup_state_indices(rows, "draft", setup);
+    ASSERT_TRUE(done.has_value()) << done.error().text();
+    world.manager->step_queued(setup);
+  };
+  run_draft(0, 6);
+  world.verify(1);
+  world.accept(1, 3);
+  ASSERT_TRUE(world.manager->resize(RequestId(1), 60).has_value());
+  run_draft(6, 5);
+  EXPECT_EQ(world.manager->position(RequestId(1), "draft")->page_position, 11);
+  const Result<void> done = world.manager->commit_pending(RequestId(1), 1);
+  ASSERT_FALSE(done.has_value());
+  EXPECT_EQ(done.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(done.error().text(), HasSubstr("the model of tag 'draft' has run to 11"));
+  const std::vector<BatchRow> back = {World::context_row(1, 7, 2)};
+  const Result<void> rewound = world.manager->setup_state_indices(back, setup);
+  ASSERT_FALSE(rewound.has_value());
+  EXPECT_EQ(rewound.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_TRUE(world.manager->commit_pending(RequestId(1)).has_value());
+  world.manager->audit();
+}
+
+// Nothing is computed past what is kept.
+TEST_P(AcceptanceTest, AHistoryPastWhatIsKeptIsRefused) {
+  Puppets world(options(2));
+  world.enter(1);
+  const Result<void> done = world.manager->resize(RequestId(1), 60, 7);
+  ASSERT_FALSE(done.has_value());
+  EXPECT_EQ(done.error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(done.error().text(), HasSubstr("7 tokens of request 1, of which 6"));
+  EXPECT_TRUE(world.manager->resize(RequestId(1), 60, 6).has_value());
+}
+
 TEST_P(AcceptanceTest, ADraftModelsRowNeedsItsPosition) {
   WorldOptions wanted = options(2);
   wanted.has_draft_model = true;

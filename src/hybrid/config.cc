@@ -107,6 +107,14 @@ Result<void> check_replay(const HybridConfig& config) {
                       "number",
                       config.replay->num_records, config.speculation->max_drafts);
   }
+  const auto is_target = [](const KdaLayer& layer) { return layer.group_tag == "target"; };
+  if (!config.kda_layers.empty() &&
+      std::none_of(config.kda_layers.begin(), config.kda_layers.end(), is_target)) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "replay on {} KDA layers, none of them of tag 'target', whose rounds decide "
+                      "what is kept; give the target's layers, or leave replay out",
+                      config.kda_layers.size());
+  }
   if (config.has_mamba2_replay) {
     return make_error(ErrorCode::kInvalidArgument,
                       "replay on KDA layers and Mamba-2 replay at once; a model has one of them");
@@ -166,13 +174,18 @@ Result<void> check_saves(const HybridConfig& config) {
                       "slot entry '{}' of tag '{}', which no recurrent layer has", entry.name,
                       entry.group_tag);
   }
+  for (const std::string& tag : tags) {
+    SLACKWATER_RETURN_IF_ERROR(check_entries(slot_entries(config, tag), tag + " state"));
+  }
   if (config.save_bytes < 0) {
     return make_error(ErrorCode::kInvalidArgument, "{} bytes for saves; use 0 for none",
                       config.save_bytes);
   }
   if (config.save_bytes == 0) return {};
   std::int64_t one_save = 0;
-  for (const std::string& tag : tags) one_save += save_bytes_of(slot_entries(config, tag));
+  for (const std::string& tag : tags) {
+    one_save += save_bytes_of(slot_entries(config, tag, LayerScope::kAll));
+  }
   if (config.save_bytes >= one_save) return {};
   return make_error(
       ErrorCode::kInvalidArgument,

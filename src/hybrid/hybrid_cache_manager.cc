@@ -62,7 +62,7 @@ Result<void> HybridCacheManager::make_groups() {
     };
     if (std::none_of(config_.kda_layers.begin(), config_.kda_layers.end(), is_of_group)) continue;
     recurrent.push_back(&group);
-    one_save += save_bytes_of(slot_entries(config_, group.group_tag));
+    one_save += save_bytes_of(slot_entries(config_, group.group_tag, LayerScope::kAll));
   }
   const std::int64_t num_saves = one_save == 0 ? 0 : config_.save_bytes / one_save;
   for (const cache::LayerGroupDesc* group : recurrent) {
@@ -199,6 +199,7 @@ Result<Event> HybridCacheManager::resume_request(RequestId id) {
   // What was under way before it slept may still fail: the save holds no more than arrived then.
   const std::array<Event, 2> both = {request->ready, *arrived};
   request->ready = device::merge(both);
+  for (StateCursor& cursor : request->cursors) ++cursor.changes;
   if (SLACKWATER_MUTANT(hybrid_drop_saved_on_resume)) forget(*request);
   ++counters_.resumes;
   return arrived;
@@ -237,6 +238,8 @@ Result<void> HybridCacheManager::suspend_request(RequestId id) {
     cursor.slot_before = cursor.slot;
     if (!SLACKWATER_MUTANT(hybrid_keep_slot)) cursor.slot.reset();
   }
+  for (StateCursor& cursor : request->cursors) ++cursor.changes;
+  request->setup_end = 0;
   std::erase(moved_, request);
   // Reserved pages that are not published are given up with the device.
   request->snapshots.clear();
@@ -294,6 +297,11 @@ Result<void> HybridCacheManager::shutdown() {
 Result<void> HybridCacheManager::resize(RequestId id, std::int64_t capacity,
                                         std::optional<std::int64_t> history) {
   SLACKWATER_ASSIGN_OR_RETURN(HybridRequest* const request, find(id));
+  if (history.has_value() && *history > request->kept && find_tag("target").has_value()) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "a history of {} tokens of request {}, of which {} are computed and kept",
+                      *history, id.value(), request->kept);
+  }
   return request->sequence.resize(capacity, history);
 }
 
@@ -320,6 +328,8 @@ bool HybridCacheManager::can_resize(const ReplayState& tag) const {
 
 // The registries keep up with pools that may have other numbers of slots now.
 void HybridCacheManager::resize_registries() {
+  // What is queued looks at the tables of before.
+  stream_.synchronize();
   for (const auto& tag : tags_) {
     const std::int32_t wanted = kv_cache_->room(storage::Tier::kDevice, tag->layer_group()).total;
     SlotRegistry& registry = tag->registry();
@@ -346,6 +356,16 @@ Result<void> HybridCacheManager::grow_registries() {
   return {};
 }
 
+bool HybridCacheManager::is_anybody_active() const {
+  const auto is_active = [](const HybridRequest& request) {
+    return request.sequence.status() == SequenceStatus::kActive;
+  };
+  return std::any_of(requests_.begin(), requests_.end(),
+                     [&](const auto& entry) { return is_active(*entry.second); }) ||
+         std::any_of(dummies_.begin(), dummies_.end(),
+                     [&](const auto& dummy) { return is_active(*dummy); });
+}
+
 Result<void> HybridCacheManager::check_rebalance(std::string_view what) const {
   const bool is_beside =
       config_.placement == ReplayPlacement::kBesidePool &&
@@ -360,15 +380,17 @@ Result<void> HybridCacheManager::check_rebalance(std::string_view what) const {
 Result<void> HybridCacheManager::adjust(Nanoseconds now) {
   SLACKWATER_RETURN_IF_ERROR(check_rebalance("adjust"));
   if (!kv_cache_->need_adjustment(now)) return {};
-  SLACKWATER_RETURN_IF_ERROR(grow_registries());
+  // Who is active makes it refuse, and nothing is to change then.
+  if (!is_anybody_active()) SLACKWATER_RETURN_IF_ERROR(grow_registries());
   const Result<void> adjusted = kv_cache_->adjust(now);
   resize_registries();
   return adjusted;
 }
 
 Result<void> HybridCacheManager::set_quota(storage::Tier tier, std::int64_t bytes) {
-  if (tier == storage::Tier::kDevice) SLACKWATER_RETURN_IF_ERROR(check_rebalance("set_quota"));
-  SLACKWATER_RETURN_IF_ERROR(grow_registries());
+  const bool is_device = tier == storage::Tier::kDevice;
+  if (is_device) SLACKWATER_RETURN_IF_ERROR(check_rebalance("set_quota"));
+  if (is_device && !is_anybody_active()) SLACKWATER_RETURN_IF_ERROR(grow_registries());
   const Result<void> set = kv_cache_->set_quota(tier, bytes);
   resize_registries();
   return set;

@@ -30,6 +30,7 @@ struct StateCursor {
   std::int64_t page_position = 0;  // tokens that the page stands for
   std::int32_t num_records = 0;    // left behind it, accepted or not
   std::int32_t num_pending = 0;    // P: those that are accepted, as far as the host knows
+  std::uint64_t changes = 0;       // of what a row begins with
 };
 
 // A generation step whose acceptance the host has not read.
@@ -59,6 +60,7 @@ struct HybridRequest {
   std::uint64_t round = 0;
   std::int64_t kept = 0;                 // as of the last round whose acceptance is known
   std::uint64_t setup = 0;               // the last one it was a row of
+  std::int64_t setup_end = 0;            // where that row may end; 0 once it is queued
   std::vector<StateCursor> cursors;      // [tags]
   std::vector<SnapshotPlace> snapshots;  // ascending
   std::vector<OpenRound> open_rounds;    // oldest first; only the last one may await the host

@@ -34,9 +34,12 @@ RequestPosition position_of(const HybridRequest& request, const Result<std::size
 
 }  // namespace
 
-Result<RequestPosition> HybridCacheManager::position(RequestId id) const {
+Result<RequestPosition> HybridCacheManager::position(RequestId id,
+                                                     std::string_view group_tag) const {
   SLACKWATER_ASSIGN_OR_RETURN(const HybridRequest* const request, find(id));
-  return position_of(*request, find_tag("target"));
+  const Result<std::size_t> tag = find_tag(group_tag);
+  if (!tag.has_value() && group_tag != "target") return tl::unexpected<Error>(tag.error());
+  return position_of(*request, tag);
 }
 
 HybridCounters HybridCacheManager::counters() const {

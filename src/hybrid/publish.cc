@@ -86,6 +86,7 @@ void HybridCacheManager::queue_commit(HybridRequest& request, std::size_t tag, s
   StateCursor& cursor = request.cursors[tag];
   // A draft model between its golden token and the target's round: its records are for that to say.
   if (cursor.num_pending == 0) return;
+  ++cursor.changes;
   if (count > 0) {
     FoldRecords fold;
     fold.shape = state.shape();
@@ -127,6 +128,15 @@ Result<void> HybridCacheManager::commit_pending(RequestId id, std::optional<std:
                       "up to {}, so commit {} or more",
                       wanted, id.value(), request->cursors[*target].page_position, committed,
                       committed - request->cursors[*target].page_position);
+  }
+  for (std::size_t t = 0; t < tags_.size() && wanted < most; ++t) {
+    const std::int64_t kept = request->cursors[*target].page_position + wanted;
+    if (request->cursors[t].page_position <= kept) continue;
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "commit of {} of {} pending drafts of request {}, up to {}, and the model of "
+                      "tag '{}' has run to {}; commit all, or restart it",
+                      wanted, most, id.value(), kept, tags_[t]->group_tag(),
+                      request->cursors[t].page_position);
   }
   const auto has_pending = [](const StateCursor& cursor) { return cursor.num_pending > 0; };
   if (std::none_of(request->cursors.begin(), request->cursors.end(), has_pending)) return {};
@@ -242,8 +252,10 @@ void HybridCacheManager::note_slot_changes(HybridRequest& request) {
     const std::span<const SlotId> slots = request.sequence.slots(tags_[t]->layer_group());
     if (slots.empty() || slots[0] == cache::kNoSlot) {
       cursor.slot.reset();
-    } else {
-      has_moved |= cursor.slot.has_value() && *cursor.slot != slots[0];
+      ++cursor.changes;
+    } else if (cursor.slot.has_value() && *cursor.slot != slots[0]) {
+      has_moved = true;
+      ++cursor.changes;
     }
   }
   // The copy that it goes on in may fail, wherever that lies.

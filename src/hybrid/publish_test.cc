@@ -60,7 +60,6 @@ TEST_P(PublishTest, NothingPastWhatIsKeptOrShortOfThePage) {
   EXPECT_EQ(reused(world, longer), 8);
 }
 
-// Whoever goes on from a snapshot says what it would have said alone.
 // What others see stays kept: fewer drafts than that cannot be committed any more.
 TEST_P(PublishTest, ACommitDoesNotTakeBackWhatIsPublished) {
   World world(options());
@@ -96,6 +95,7 @@ TEST_P(PublishTest, NothingPastWhatADraftModelHasComputed) {
   world.manager->audit();
 }
 
+// Whoever goes on from a snapshot says what it would have said alone.
 TEST_P(PublishTest, ASnapshotInTheMiddleOfSpeculationIsTheStateOfItsPosition) {
   World world(options(3));
   Speaker first(world, 1, numbers(3, 6));

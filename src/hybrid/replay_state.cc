@@ -82,7 +82,8 @@ std::vector<cache::BufferConfig> page_buffers(const HybridConfig& config, const 
   return buffers;
 }
 
-std::vector<SlotEntry> slot_entries(const HybridConfig& config, std::string_view group_tag) {
+std::vector<SlotEntry> slot_entries(const HybridConfig& config, std::string_view group_tag,
+                                    LayerScope scope) {
   std::vector<SlotEntry> entries;
   const std::int32_t records = num_records(config);
   if (records > 0) {
@@ -93,7 +94,12 @@ std::vector<SlotEntry> slot_entries(const HybridConfig& config, std::string_view
                        .is_record = false,
                        .group_tag = std::string(group_tag)});
   }
-  const auto layers = static_cast<std::int32_t>(local_layers_of(config, group_tag).size());
+  const auto is_counted = [&](const KdaLayer& layer) {
+    return layer.group_tag == group_tag &&
+           (scope == LayerScope::kAll || is_local(config, layer.layer));
+  };
+  const auto layers = static_cast<std::int32_t>(
+      std::count_if(config.kda_layers.begin(), config.kda_layers.end(), is_counted));
   if (records > 0 && config.placement == ReplayPlacement::kBesidePool && layers > 0) {
     for (const RecordBuffer& record :
          record_buffers(shape_of(config, group_tag), records, hidden_size_of(config, group_tag))) {
@@ -205,6 +211,24 @@ float* ReplayState::mtp_hidden(SlotId slot) const {
 float* ReplayState::mtp_hidden_cache(SlotId slot) const {
   if (hidden_size_ == 0 || !has_replay()) return nullptr;
   return reinterpret_cast<float*>(layer_address(table(0, kMtpHiddenCache), slot));
+}
+
+void ReplayState::reseed(SlotId slot) const {
+  const std::int64_t count = shape_.width() * shape_.window_rows();
+  for (std::size_t layer = 0; layer < layers_.size() && has_replay(); ++layer) {
+    const std::byte* const window = layer_address(table(layer, kConvState), slot);
+    std::int64_t section = 0;
+    for (const std::string_view name : {kKdaConvQ, kKdaConvK, kKdaConvV}) {
+      auto* const to = reinterpret_cast<float*>(layer_address(table(layer, name), slot));
+      const std::int64_t first = count * section++;
+      if (shape_.conv_dtype == DType::kF32) {
+        std::memcpy(to, window + first * 4, static_cast<std::size_t>(count) * sizeof(float));
+        continue;
+      }
+      const auto* const from = reinterpret_cast<const Bf16*>(window) + first;
+      for (std::int64_t i = 0; i < count; ++i) to[i] = bf16_to_f32(from[i]);
+    }
+  }
 }
 
 }  // namespace slackwater::hybrid

@@ -72,6 +72,7 @@ TEST_P(Requirements, R16RebalanceIsRefusedWhereThePoolCouldOutgrowTheRecords) {
   }
 }
 
+// tidy: allow(function-length): a table of configurations, one entry a refusal
 TEST_P(Requirements, R16WhatCannotWorkIsRefusedBeforeAnythingIsTaken) {
   struct Case {
     std::function<void(HybridConfig&)> change;
@@ -124,6 +125,23 @@ TEST_P(Requirements, R16WhatCannotWorkIsRefusedBeforeAnythingIsTaken) {
          config.slot_entries = {{.name = "seed", .bytes_per_layer = 8, .group_tag = "mtp"}};
        },
        "slot entry 'seed' of tag 'mtp', which no recurrent layer has"},
+      {[](HybridConfig& config) {
+         config.slot_entries = {{.name = "seed", .bytes_per_layer = 8},
+                                {.name = "seed", .bytes_per_layer = 4}};
+       },
+       "two entries 'seed' of target state"},
+      {[](HybridConfig& config) { config.slot_entries = {{.name = "seed"}}; },
+       "entry 'seed' of target state with 1 layers of 0 bytes"},
+      {[](HybridConfig& config) {
+         for (KdaLayer& layer : config.kda_layers) layer.group_tag = "draft";
+       },
+       "replay on 2 KDA layers, none of them of tag 'target'"},
+      {[](HybridConfig& config) {
+         // What this rank saves would fit, and what one with all layers saves would not.
+         config.save_bytes = save_bytes_of(slot_entries(config, "target", LayerScope::kAll)) - 1;
+         config.cache.local_layers = {0, 1};
+       },
+       "one save has "},
   };
   for (const Case& of : cases) {
     WorldOptions wanted = options(2);

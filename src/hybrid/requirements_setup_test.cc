@@ -1,6 +1,7 @@
 // R7, R12 to R15 and R20 to R22: what a batch does to the slots, in which order, and at what cost.
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -267,12 +268,13 @@ TEST_P(Requirements, R14ABatchThatIsNotQueuedLosesNothing) {
   world.manager->audit();
 }
 
-// What a round asks of the manager, without a step.
+// What a round asks of the manager, without a step. With `counts` the device knows first.
 void plain_round(Puppets& world, BatchSetup& setup, std::vector<BatchRow>& rows,
-                 std::vector<Acceptance>& acceptances) {
+                 std::vector<Acceptance>& acceptances, const std::int32_t* counts = nullptr) {
   for (BatchRow& row : rows) row.first_position = world.kept(row.request.value());
   ASSERT_TRUE(world.manager->setup_state_indices(rows, setup).has_value());
   world.manager->step_queued(setup);
+  if (counts != nullptr) world.manager->record_acceptance(setup, counts);
   for (std::size_t i = 0; i < setup.rows.size(); ++i) {
     acceptances[i].round = setup.rows[i].round;
     acceptances[i].num_accepted = static_cast<std::int32_t>(i % 2);
@@ -298,11 +300,15 @@ struct Decoding {
     world.manager->synchronize();
   }
   void round() { plain_round(world, setup, rows, acceptances); }
+  void round_of_the_device() {
+    plain_round(world, setup, rows, acceptances, accepted_tokens.data());
+  }
 
   Puppets& world;
   BatchSetup setup;
   std::vector<BatchRow> rows;
   std::vector<Acceptance> acceptances;
+  std::array<std::int32_t, 3> accepted_tokens = {1, 2, 1};  // golden tokens included
 };
 
 TEST_P(Requirements, R15WhoIsNeverSuspendedCopiesNothing) {
@@ -329,7 +335,10 @@ TEST_P(Requirements, R15WhoIsNeverSuspendedCopiesNothing) {
 class ImmediateStream final : public device::Stream {
  public:
   ImmediateStream() : Stream("at once") {}
-  void wait(const device::Event& event) override { event.wait(); }
+  void wait(const device::Event& event) override {
+    num_waits += event.is_null() ? 0 : 1;
+    event.wait();
+  }
   void run(Item item) override { item(); }
   void copy(device::CopyBatch batch) override {
     for (const device::CopyPiece& piece : batch.pieces) {
@@ -337,26 +346,31 @@ class ImmediateStream final : public device::Stream {
     }
   }
 
+  int num_waits = 0;
+
  private:
   device::Event record_now() override { return {}; }
   device::Event mark_now() override { return {}; }
 };
 
-TEST_P(Requirements, R15WhoIsNeverSuspendedTakesNothingFromTheHeap) {
+TEST_P(Requirements, R15WhoIsNeverSuspendedWaitsForNothingAndTakesNothingFromTheHeap) {
   WorldOptions wanted = options(3);
   wanted.tokens_per_request = 256;
   Puppets world(wanted);
   ImmediateStream stream;
   world.manager = *HybridCacheManager::create(*world.device, stream, nullptr, world_config(wanted));
   Decoding decoding(world);
+  decoding.round_of_the_device();
+  stream.num_waits = 0;
   std::int64_t allocated = 0;
   for (int i = 0; i < 60; ++i) {
     const std::int64_t before = num_heap_allocations();
-    decoding.round();
+    i % 2 == 0 ? decoding.round() : decoding.round_of_the_device();
     allocated += num_heap_allocations() - before;
     world.manager->synchronize();
   }
   EXPECT_EQ(allocated, 0);
+  EXPECT_EQ(stream.num_waits, 0);
   world.manager.reset();  // before its stream
 }
 

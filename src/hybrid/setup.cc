@@ -70,6 +70,17 @@ Result<void> HybridCacheManager::check_position(const BatchRow& row, std::size_t
                       "been read; leave the position out, or call update_resources first",
                       request.id.value(), *row.first_position, request.open_rounds.size());
   }
+  for (std::size_t t = 0; t < tags_.size(); ++t) {
+    const StateCursor& other = request.cursors[t];
+    const bool gives_up = row.kind == RowKind::kContext && cursor.num_pending > 0 && t != tag;
+    if (!gives_up || other.page_position + other.num_pending <= *row.first_position) continue;
+    return make_error(
+        ErrorCode::kFailedPrecondition,
+        "a row of request {} that goes back to position {}, and the model of tag '{}' "
+        "has run to {}; restart it",
+        request.id.value(), *row.first_position, tags_[t]->group_tag(),
+        other.page_position + other.num_pending);
+  }
   std::int64_t expected = cursor.page_position;
   if (row.kind == RowKind::kGeneration) expected += cursor.num_pending;
   if (row.kind == RowKind::kDraft) expected += cursor.num_records;
@@ -105,7 +116,7 @@ Result<void> HybridCacheManager::check_row(const BatchRow& row, std::size_t tag,
                       "a row of request {} with {} tokens, {} of them for its page",
                       request.id.value(), row.num_tokens, written_of(row));
   }
-  const std::int32_t before = row.kind == RowKind::kDraft ? request.cursors[tag].num_records : 0;
+  const std::int64_t before = row.kind == RowKind::kDraft ? request.cursors[tag].num_records : 0;
   if (left > 0 && before + left > state.max_records()) {
     return make_error(ErrorCode::kInvalidArgument,
                       "a row of request {} that leaves {} records; {} are kept per slot",
@@ -174,7 +185,11 @@ void HybridCacheManager::plan_row(const BatchRow& row, std::size_t tag, HybridRe
   } else {
     changes_.resets.push_back(now);
   }
+  const bool is_new = !cursor.slot.has_value();
   if (!is_given_up) settle_in(cursor, now);
+  // Somebody new goes on from a snapshot.
+  const bool is_restored = !restoring_.empty() && restoring_.back() == &request;
+  if (is_new && !is_restored && cursor.page_position > 0) reseed(tag, now);
 }
 
 // It is in a slot from now on.
@@ -198,6 +213,15 @@ void HybridCacheManager::plan_moves(std::size_t tag) {
   }
 }
 
+// The page came without its records: they begin with a copy of its window.
+void HybridCacheManager::reseed(std::size_t tag, SlotId slot) {
+  if (!tags_[tag]->has_replay()) return;
+  stream_.run([state = tags_[tag].get(), slot] {
+    state->reseed(slot);
+    return true;
+  });
+}
+
 void HybridCacheManager::apply_changes(std::size_t tag) {
   if (changes_.is_empty()) return;
   tags_[tag]->registry().apply(changes_, stream_, applied_);
@@ -210,6 +234,8 @@ void HybridCacheManager::apply_changes(std::size_t tag) {
       set_pending(tag, *cursor.slot, *cursor.accepted_override);
     }
     cursor.accepted_override.reset();
+    const bool has_records = cursor.saved->bytes == tags_[tag]->registry().slot_stride();
+    if (!has_records) reseed(tag, *cursor.slot);
     cursor.saved.reset();
   }
   if (applied_.moved.is_null()) return;
@@ -228,6 +254,9 @@ void HybridCacheManager::fill_row(const BatchRow& row, std::size_t tag, HybridRe
   StateCursor& cursor = request.cursors[tag];
   out.row = row;
   out.epoch = request.epoch;
+  out.changes = cursor.changes;
+  request.setup_end =
+      row.first_position.value_or(most_kept(request)) + std::int64_t{row.num_tokens};
   out.round = request.round + 1;
   out.slot = slot_of(request, tags_[tag]->layer_group());
   out.ready = request.ready;

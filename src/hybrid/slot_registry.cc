@@ -35,6 +35,23 @@ std::int64_t save_bytes_of(std::span<const SlotEntry> entries) {
   return bytes;
 }
 
+Result<void> check_entries(std::span<const SlotEntry> entries, std::string_view registry) {
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const SlotEntry& entry = entries[i];
+    if (entry.bytes_per_layer <= 0 || entry.num_layers <= 0) {
+      return make_error(ErrorCode::kInvalidArgument,
+                        "entry '{}' of {} with {} layers of {} bytes; both must be positive",
+                        entry.name, registry, entry.num_layers, entry.bytes_per_layer);
+    }
+    for (std::size_t other = 0; other < i; ++other) {
+      if (entries[other].name != entry.name) continue;
+      return make_error(ErrorCode::kInvalidArgument, "two entries '{}' of {}; give each its name",
+                        entry.name, registry);
+    }
+  }
+  return {};
+}
+
 void SlotChanges::clear() {
   relocations.clear();
   restores.clear();
@@ -48,19 +65,7 @@ SlotRegistry::~SlotRegistry() = default;
 
 Result<std::unique_ptr<SlotRegistry>> SlotRegistry::create(device::Device& device,
                                                            SlotRegistryOptions options) {
-  for (std::size_t i = 0; i < options.entries.size(); ++i) {
-    const SlotEntry& entry = options.entries[i];
-    if (entry.bytes_per_layer <= 0 || entry.num_layers <= 0) {
-      return make_error(ErrorCode::kInvalidArgument,
-                        "entry '{}' of {} with {} layers of {} bytes; both must be positive",
-                        entry.name, options.name, entry.num_layers, entry.bytes_per_layer);
-    }
-    for (std::size_t other = 0; other < i; ++other) {
-      if (options.entries[other].name != entry.name) continue;
-      return make_error(ErrorCode::kInvalidArgument, "two entries '{}' of {}; give each its name",
-                        entry.name, options.name);
-    }
-  }
+  SLACKWATER_RETURN_IF_ERROR(check_entries(options.entries, options.name));
   if (options.max_slots == 0) options.max_slots = options.num_slots;
   // Records come last, so that a save without them is one piece too.
   std::vector<SlotEntry> ordered;

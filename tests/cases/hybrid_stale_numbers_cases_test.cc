@@ -125,7 +125,8 @@ TEST(C05HybridStaleNumbers, RoomThatIsGivenBackIsThatWhichWasTaken) {
             const std::int64_t kept = a.position().kept;
             const auto done = world.manager->publish(
                 a.id(), Tokens(a.tokens().begin() + from, a.tokens().begin() + kept), {});
-            EXPECT_TRUE(done.has_value()) << done.error().text();
+            // What the draft model has not computed is nobody's to reuse.
+            EXPECT_EQ(done.has_value(), !has_draft_model);
           };
           publish();
           for (const bool is_asleep : {false, true}) {
@@ -140,11 +141,11 @@ TEST(C05HybridStaleNumbers, RoomThatIsGivenBackIsThatWhichWasTaken) {
             EXPECT_EQ(a.position().kept, kept + 1 + accepted);
             EXPECT_EQ(sequence.capacity(), run > 0 ? a.position().kept : kept + 1 + grown);
             EXPECT_LE(sequence.history(), sequence.capacity());
-            EXPECT_EQ(sequence.num_committed(), kept);
+            EXPECT_EQ(sequence.num_committed(), has_draft_model ? 0 : kept);
             if (is_asleep) world.resume(1);
             if (is_asleep) world.set_up({});
             publish();
-            EXPECT_EQ(sequence.num_committed(), a.position().kept);
+            EXPECT_EQ(sequence.num_committed(), has_draft_model ? 0 : a.position().kept);
             world.manager->audit();
           }
           a.expect_says_what_it_says_alone();

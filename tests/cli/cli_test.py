@@ -452,7 +452,7 @@ class Inspect(unittest.TestCase):
         self.assertEqual(done.stderr.count(b"\n"), 1, done.stderr)
         self.assertIn(says, done.stderr.decode())
 
-    def header(self, magic=b"SLKWLOG1", version=1, config=b"{}"):
+    def header(self, magic=b"SLKWLOG1", version=2, config=b"{}"):
         return struct.pack("<8sIIQQQQ", magic, version, 0, len(config), 48 + 8, 0, 0) + config
 
     def test_no_file_and_no_log(self):
@@ -465,7 +465,7 @@ class Inspect(unittest.TestCase):
 
     def test_another_version(self):
         self.log.write_bytes(self.header(version=77))
-        self.expect(1, self.log, says="has version 77 at offset 8; this program reads 1")
+        self.expect(1, self.log, says="has version 77 at offset 8; this program reads 2")
 
     def test_a_configuration_that_was_edited(self):
         self.log.write_bytes(self.header() + bytes(6))

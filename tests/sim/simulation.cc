@@ -388,6 +388,10 @@ void Simulation::accept(Request& request) {
   const auto done = manager().update_resources(told);
   ASSERT_TRUE(done.has_value()) << done.error().text();
   for (std::size_t i = 0; i < count; ++i) request.rounds.pop_front();
+  // Rounds without drafts behind them have nothing to be told.
+  while (!request.rounds.empty() && request.rounds.front().num_drafts == 0) {
+    request.rounds.pop_front();
+  }
   if (!request.rounds.empty()) return;
   const std::int64_t page = request.alone[0].page_position();
   for (LoneRequest& alone : request.alone) alone.accept(page, request.computed - page);

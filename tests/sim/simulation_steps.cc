@@ -472,7 +472,8 @@ void Simulation::accept_on_device(QueuedStep& step, const std::vector<Planned>& 
     request.rounds.back().is_on_device = true;
     ++tally_.on_device;
     const std::int64_t page = request.alone[0].page_position();
-    for (LoneRequest& alone : request.alone) alone.accept(page, request.computed - page);
+    // A draft model's count waits for the host.
+    request.alone[0].accept(page, request.computed - page);
   }
 }
 

@@ -50,6 +50,7 @@ struct RowSetup {
   // the request comes back as context.
   device::Event ready;
   bool is_dummy = false;
+  std::uint64_t changes = 0;  // of the request's state up to here: HybridCacheManager::is_current
 };
 
 // A batch that was set up for the recurrent layers of one tag. Kept by the caller from step to step
@@ -62,12 +63,15 @@ struct BatchSetup {
   std::vector<RequestId> lost;
 };
 
-// What a round's verification found, told by the host.
+// What a round's verification found, told by the host. Of a round whose acceptance the device has
+// recorded it is what the device found; who wants to keep less publishes less.
 struct Acceptance {
   RequestId request;
   std::uint64_t epoch = 0;
   std::uint64_t round = 0;
   std::int32_t num_accepted = 0;  // A: drafts, the golden token not counted
+  // A stop was found on the device: rounds queued since only fold in what is pending (T = 0).
+  bool has_ended = false;
 };
 
 // Where a request stands, as far as the host knows.

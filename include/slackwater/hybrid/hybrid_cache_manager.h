@@ -102,7 +102,8 @@ class HybridCacheManager {
   // All of it. Again: nothing.
   Result<void> shutdown();
 
-  // New lengths, in tokens, as Sequence::resize().
+  // New lengths, in tokens, as Sequence::resize(). kInvalidArgument for a history past what is
+  // kept: it may not be computed.
   Result<void> resize(RequestId request, std::int64_t capacity,
                       std::optional<std::int64_t> history = std::nullopt);
 
@@ -112,7 +113,8 @@ class HybridCacheManager {
   // begin with: what was saved is restored, what moved is relocated, who is new is reset, as one
   // permutation. Checks, before anything is queued, that every row begins where page and pending
   // drafts end, that its slot is within bounds, and that there is room for its tokens. A batch that
-  // is then not queued has lost nothing.
+  // is then not queued has lost nothing. Between the two nothing else is done with its requests: a
+  // commit, a publication or a suspend makes the setup stale.
   Result<void> setup_state_indices(std::span<const BatchRow> rows, std::string_view group_tag,
                                    BatchSetup& setup);
   Result<void> setup_state_indices(std::span<const BatchRow> rows, BatchSetup& setup) {
@@ -122,15 +124,19 @@ class HybridCacheManager {
   // fewer dummies than that, kResourceExhausted where one of them cannot be resumed.
   Result<void> pad_to(std::size_t num_rows, BatchSetup& setup);
 
+  // Whether its rows still begin where it says; to be asked before the step is queued.
+  bool is_current(const BatchSetup& setup) const;
   // The step is on the stream. Rows with drafts await their acceptance; the others have none.
+  // CHECK: the setup is current.
   void step_queued(const BatchSetup& setup);
   // The acceptance of the rows of a step, known on the device once the stream gets there:
-  // `num_accepted_tokens` [rows] counts golden tokens, and is read then. Dummies are skipped.
+  // `num_accepted_tokens` [rows] counts golden tokens, is 0 for rows past a stop, and is read then.
+  // Dummies are skipped; records of a draft model count once the host has told, too.
   void record_acceptance(const BatchSetup& setup, const std::int32_t* num_accepted_tokens);
   // The acceptance of rounds, known to the host. Goes to the slot of an active request, and to what
-  // was saved of a suspended one; room for drafts that were not kept is given back. Other epochs
-  // and rounds, and requests that are gone, are ignored and counted. kInvalidArgument for more
-  // than there were drafts: nothing has changed then.
+  // was saved of a suspended one; room for drafts that were not kept is given back, so resize() for
+  // the next step comes after it. Other epochs and rounds, and requests that are gone, are ignored
+  // and counted. kInvalidArgument for more than there were drafts: nothing has changed then.
   Result<void> update_resources(std::span<const Acceptance> acceptances);
   // The step has failed, or its results are not to be used: its rows come back as context.
   void fail_step(const BatchSetup& setup);
@@ -168,7 +174,8 @@ class HybridCacheManager {
   // --- Looking.
 
   bool has_request(RequestId request) const;
-  Result<RequestPosition> position(RequestId request) const;
+  // kept and the rounds are the request's; page and pending drafts those of a tag.
+  Result<RequestPosition> position(RequestId request, std::string_view group_tag = "target") const;
   // The slot known for it; nothing while it is suspended or not set up.
   std::optional<SlotId> state_index(RequestId request, std::string_view group_tag = "target") const;
   // Its share of the cache. CHECK: it is there.
@@ -209,7 +216,8 @@ class HybridCacheManager {
   void advance(const RowSetup& row, std::size_t tag, HybridRequest& request);
   void resolve_round(HybridRequest& request, std::int32_t num_accepted);
   bool is_of_round(std::size_t tag, const StateCursor& cursor, std::int64_t page) const;
-  void tell_slots(HybridRequest& request);
+  void tell_slots(HybridRequest& request, std::optional<std::size_t> knows);
+  void end_rounds(HybridRequest& request);
   bool is_settled_round(const Acceptance& acceptance) const;
   void give_back_room(HybridRequest& request);
   Result<void> check_settled(const HybridRequest& request, std::string_view what) const;
@@ -228,6 +236,8 @@ class HybridCacheManager {
   void forget(HybridRequest& request);
   void resize_registries();
   Result<void> grow_registries();
+  bool is_anybody_active() const;
+  void reseed(std::size_t tag, SlotId slot);
   Result<void> check_rebalance(std::string_view what) const;
   bool can_resize(const ReplayState& tag) const;
 
@@ -256,6 +266,18 @@ class HybridCacheManager {
   };
   std::vector<PendingWrite> pending_writes_;  // of the call under way
   std::vector<std::unique_ptr<PendingBatch>> pending_batches_;
+  // Slots that the device tells how many drafts were accepted.
+  struct AcceptancePlace {
+    std::int32_t* pending;
+    std::int32_t max_pending;
+    std::size_t row;
+  };
+  struct AcceptanceBatch {
+    std::vector<AcceptancePlace> places;
+    const std::int32_t* counts = nullptr;
+    std::atomic<bool> is_done{true};
+  };
+  std::vector<std::unique_ptr<AcceptanceBatch>> acceptance_batches_;
   std::uint64_t setups_ = 0;
   HybridCounters counters_;
   bool is_shut_down_ = false;

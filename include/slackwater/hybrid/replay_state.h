@@ -50,8 +50,11 @@ std::vector<cache::BufferConfig> page_buffers(const HybridConfig& config, const 
                                               bool is_first_of_tag);
 
 // The registry's entries for the recurrent pool of one tag: P where there is replay, the records
-// where they lie beside the pool, and the caller's own.
-std::vector<SlotEntry> slot_entries(const HybridConfig& config, std::string_view group_tag);
+// where they lie beside the pool, and the caller's own. Of the layers here, or of the whole model,
+// so that all ranks count the same saves.
+enum class LayerScope : std::uint8_t { kLocal, kAll };
+std::vector<SlotEntry> slot_entries(const HybridConfig& config, std::string_view group_tag,
+                                    LayerScope scope = LayerScope::kLocal);
 
 // The recurrent layers of one tag: their pages, their records, and P, as kernels see them.
 //
@@ -92,6 +95,9 @@ class ReplayState {
   // [hidden] of the page and [M, hidden] of the records; null without a prediction block.
   float* mtp_hidden(SlotId slot) const;
   float* mtp_hidden_cache(SlotId slot) const;
+  // Copies the window of a page to where the first columns of the convolution records are a copy of
+  // it. Run on the steps' stream where a slot gets a page without its records.
+  void reseed(SlotId slot) const;
 
   // A record buffer, or a role of the page, for whoever looks at bytes.
   const PageTable& table(std::size_t layer, std::string_view name) const;

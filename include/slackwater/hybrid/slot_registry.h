@@ -35,6 +35,9 @@ struct SlotEntry {
 // Bytes of one slot of these entries, and so of one save, padding included.
 std::int64_t save_bytes_of(std::span<const SlotEntry> entries);
 
+// kInvalidArgument for entries without bytes or layers, or two of one name.
+Result<void> check_entries(std::span<const SlotEntry> entries, std::string_view registry);
+
 // What a slot held, in host memory, until it is restored or dropped.
 struct SavedSlot {
   SlotId place;          // in the registry's host memory
@@ -127,8 +130,8 @@ class SlotRegistry {
   // All of a slot.
   std::span<std::byte> slot(SlotId slot) const;
 
-  // More or fewer slots; what stays keeps its contents, what is new is zero. Waits for what is
-  // queued. Nobody uses the slots that go.
+  // More or fewer slots; what stays keeps its contents, what is new is zero. Waits for the
+  // registry's own work; nobody has work queued on the slots that go.
   Result<void> resize(std::int32_t num_slots);
 
   // The right to one saved slot at a time, until it is given back.
@@ -143,9 +146,9 @@ class SlotRegistry {
   // is queued there later. `with_records` false leaves out what is unreachable. CHECK: reserved.
   SavedSlot save(SlotId slot, const Digest128& owner, bool with_records, device::Stream& stream);
   // Makes all changes as one permutation, after what is queued on `stream` and before whatever is
-  // queued there later: every relocation's source is read before anybody writes to it. `done`
-  // [restores] says whether what was saved has arrived in its slot. Saved bytes go back with that
-  // event. Relocations share the fate of `moved`.
+  // queued there later: every relocation's source is read before anybody writes to it. What was
+  // saved has arrived in its slot when its `restored` event says so, and its bytes go back with
+  // that. Relocations share the fate of `moved`.
   struct Applied {
     std::vector<device::Event> restored;  // [restores]
     device::Event moved;                  // null without relocations
