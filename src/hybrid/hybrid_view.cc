@@ -148,13 +148,16 @@ void HybridCacheManager::audit_tag(std::size_t tag) const {
                      to_string(request->sequence.status()), cursor.slot->value());
     SLACKWATER_CHECK(cursor.slot->value() < state.num_slots(), "I3: slot {} of {}",
                      cursor.slot->value(), state.num_slots());
-    if (!state.has_replay() || request->is_lost) continue;
+    // What did not arrive is anything, until the request comes back as context.
+    if (!state.has_replay() || request->is_lost ||
+        request->ready.status() == device::EventStatus::kFailed) {
+      continue;
+    }
     const std::int32_t pending = *state.pending(*cursor.slot);
     SLACKWATER_CHECK(0 <= pending && pending <= state.max_records(),
                      "I1: {} pending in slot {} of request {}, {} records", pending,
                      cursor.slot->value(), id.value(), state.max_records());
-    const bool is_known =
-        request->open_rounds.empty() && request->ready.status() != device::EventStatus::kFailed;
+    const bool is_known = request->open_rounds.empty();
     SLACKWATER_CHECK(!is_known || pending == cursor.num_pending,
                      "I2: {} pending in slot {}, request {} has {}", pending, cursor.slot->value(),
                      id.value(), cursor.num_pending);

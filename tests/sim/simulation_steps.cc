@@ -129,6 +129,8 @@ void Simulation::reserve_snapshots(Request& request, std::int64_t first, std::in
   for (const std::int64_t point : *points) {
     if (point <= first || point > end) continue;
     if (point <= manager().sequence(request.id).history()) continue;
+    const auto is_past = [&](const LoneRequest& alone) { return alone.page_position() >= point; };
+    if (std::any_of(request.alone.begin(), request.alone.end(), is_past)) continue;
     const auto reserved = manager().reserve_snapshot(request.id, point);
     if (reserved.has_value()) {
       ++tally_.snapshots;

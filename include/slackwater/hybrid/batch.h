@@ -42,7 +42,8 @@ struct RowSetup {
   std::uint64_t epoch = 0;
   std::uint64_t round = 0;  // of the step that is set up
   SlotId slot;              // of the recurrent pool
-  // P: records before the first token. Nothing: read from the device when the step runs.
+  // P: records before the first token. Nothing: read from the device when the step runs, and held
+  // within [0, M], for where the row did not arrive it is anything.
   std::optional<std::int32_t> num_pending;
   // Ascending counts and the pages to write after them; the row's own, where it is written, last.
   std::vector<kernels::StateWrite> writes;
