@@ -114,6 +114,7 @@ Result<void> HybridCacheManager::open(HybridRequest& request, std::span<const To
   request.cursors.assign(tags_.size(), {});
   request.open_rounds.clear();
   request.snapshots.clear();
+  request.setup_end = 0;
   request.is_lost = false;
   request.ready = {};
   request.kept = request.sequence.num_committed();
