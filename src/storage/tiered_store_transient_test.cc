@@ -35,6 +35,7 @@ class TransientBytes : public testing::TestWithParam<PoolPolicy> {
 
   void open() {
     store_.reset();
+    compute_.reset();
     device_ = std::make_unique<device::SimDevice>(device::SimOptions{.seed = 5});
     compute_ = *device_->make_stream("compute");
     layout_ = *lay_out_slots(
