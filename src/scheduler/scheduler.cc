@@ -12,8 +12,8 @@ Result<void> validate(const SchedulerConfig& config) {
 }
 
 void Schedule::clear() {
-  context.clear();
-  generation.clear();
+  contexts.clear();
+  generations.clear();
   suspended.clear();
   recomputed.clear();
   lost.clear();

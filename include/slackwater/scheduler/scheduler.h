@@ -53,7 +53,10 @@ struct Candidate {
 // on.
 //
 // Source: the calls of TensorRT-LLM's V2 scheduler to its cache manager, kda_replay.md 4.2.
+// Invariants: a request that was resumed stays active until it is suspended, released or
+// recomputed.
 // Threads: one.
+// Errors: as above.
 class RequestResidency {
  public:
   virtual ~RequestResidency() = default;
@@ -96,14 +99,14 @@ struct ScheduledGeneration {
 
 // What a pass decided. Kept by the caller from pass to pass for its memory.
 struct Schedule {
-  std::vector<ScheduledContext> context;  // those that do not end their context first
-  std::vector<ScheduledGeneration> generation;
+  std::vector<ScheduledContext> contexts;  // those that do not end their context first
+  std::vector<ScheduledGeneration> generations;
   std::vector<RequestId> suspended;   // in this pass, in the order in which they were
   std::vector<RequestId> recomputed;  // in this pass: they come back as context
   std::vector<RequestId> lost;        // what they had is lost: they come back as context, too
   std::int64_t num_tokens = 0;        // drafts included
 
-  bool is_empty() const { return context.empty() && generation.empty(); }
+  bool is_empty() const { return contexts.empty() && generations.empty(); }
   void clear();
 };
 
