@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <vector>
 
-#include "model/weights.h"
-#include "slackwater/base/aligned_buffer.h"
+#include "model/forward_layers.h"
 #include "slackwater/base/check.h"
 #include "slackwater/base/fp_mode.h"
 #include "slackwater/base/mutant.h"
@@ -20,47 +17,9 @@ namespace {
 
 using kernels::Epilogue;
 using kernels::MatmulArgs;
-using kernels::PackedWeights;
 
 // eps of kv_a_layernorm in the published code, whatever rms_norm_eps is.
 constexpr float kLatentNormEps = 1e-6f;
-
-// Rows of f32 values: where the first one lies, and floats from one to the next.
-struct SourceRows {
-  const float* values;
-  std::int64_t stride;
-};
-struct TargetRows {
-  float* values;
-  std::int64_t stride;
-};
-
-MatmulArgs product(const PackedWeights& weights, SourceRows x, TargetRows y, std::int32_t rows) {
-  MatmulArgs job;
-  job.weights = weights;
-  job.x = x.values;
-  job.x_stride = x.stride;
-  job.y = y.values;
-  job.y_stride = y.stride;
-  job.rows = rows;
-  return job;
-}
-
-// A matrix of f32 activations, [rows, width].
-class Activations {
- public:
-  Activations() = default;
-  Activations(std::int64_t rows, std::int64_t width)
-      : width_(width), values_(static_cast<std::size_t>(rows * width)) {}
-
-  float* row(std::int64_t r) { return values_.data() + r * width_; }
-  float* values() { return values_.data(); }
-  std::int64_t width() const { return width_; }
-
- private:
-  std::int64_t width_ = 0;
-  AlignedBuffer<float> values_;
-};
 
 // Widths of the widest projections over all layers of a model.
 struct Widths {
@@ -82,14 +41,14 @@ Widths widths_of(const ModelConfig& config) {
     widths.in_proj = 3 * kda_width + config.kda_head_dim + gate + config.kda_num_heads;
     widths.head_wide = kda_width;
   }
-  if (config.num_mla_layers() > 0) {
+  if (config.num_mla_layers() + config.num_mtp_layers > 0) {
     const std::int64_t q = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim);
     widths.in_proj = std::max(widths.in_proj, q + config.mla_row_width());
     widths.head_wide = std::max(widths.head_wide, heads * config.v_head_dim);
     widths.absorbed = heads * config.mla_row_width();
     widths.latent = heads * config.kv_lora_rank;
   }
-  for (std::int32_t i = 0; i < config.num_layers; ++i) {
+  for (std::int32_t i = 0; i < config.num_layers + config.num_mtp_layers; ++i) {
     if (!config.is_moe_layer(i)) widths.dense = config.intermediate_size;
   }
   widths.shared = std::int64_t{config.num_shared_experts} * config.moe_intermediate_size;
@@ -98,67 +57,23 @@ Widths widths_of(const ModelConfig& config) {
 
 }  // namespace
 
-// The layers, with the activations of one batch.
-class ForwardPass::Layers {
- public:
-  Layers(const Model& model, kernels::ExecutionContext& context, Limits limits);
-
-  // Not inlined, so that no arithmetic moves in front of the caller's FpModeGuard.
-  [[gnu::noinline]] void run(const ForwardBatch& batch, std::span<float> logits);
-  Limits limits() const { return limits_; }
-  kernels::ExecutionContext& context() { return context_; }
-
- private:
-  void check(const ForwardBatch& batch, std::span<float> logits) const;
-  void embed(const ForwardBatch& batch);
-  void normalise(const float* weight);
-  void run_kda(const KdaWeights& kda, const ForwardBatch& batch,
-               const kernels::RecurrentPages& pages);
-  void run_mla(const MlaWeights& mla, const ForwardBatch& batch, const kernels::LatentPages& pages);
-  void absorb_queries(const MlaWeights& mla);
-  void run_dense(const DenseWeights& dense);
-  void run_moe(const MoeWeights& moe);
-  void route(const MoeWeights& moe);
-  void run_head(const ForwardBatch& batch, std::span<float> logits);
-
-  const Model& model_;
-  const ModelConfig& config_;
-  kernels::ExecutionContext& context_;
-  Limits limits_;
-  std::int32_t tokens_ = 0;  // T of the batch in hand
-
-  Activations hidden_;          // [T, hidden]: the residual stream
-  Activations normed_;          // [T, hidden]
-  Activations in_proj_;         // [T, widest attention projection]
-  Activations decay_;           // [T, P]
-  Activations gate_;            // [T, P]
-  Activations heads_;           // [T, heads * dim]: output of the attention part, before out_proj
-  Activations absorbed_;        // [T, heads * (rank + rope)]
-  Activations latent_;          // [T, heads * rank]
-  Activations gate_up_;         // [T, 2 * width] of the dense part or the shared expert
-  Activations glu_;             // [T, width]
-  Activations shared_;          // [T, hidden]
-  Activations router_;          // [T, experts]
-  Activations expert_gate_up_;  // [T * chosen, 2 * expert width]
-  Activations expert_glu_;      // [T * chosen, expert width]
-  Activations expert_out_;      // [T * chosen, hidden]
-  Activations expert_weights_;  // [T, chosen]
-  Activations last_;            // [L, hidden]
-  std::vector<std::int32_t> expert_ids_;      // [T, chosen]
-  std::vector<std::int32_t> expert_offsets_;  // [experts + 1]
-  std::vector<std::int32_t> pair_tokens_;     // [T * chosen]
-  std::vector<std::int32_t> pair_of_choice_;  // [T, chosen]
-  std::vector<MatmulArgs> jobs_;
-};
-
 ForwardPass::Layers::Layers(const Model& model, kernels::ExecutionContext& context, Limits limits)
-    : model_(model), config_(model.config()), context_(context), limits_(limits) {
+    : model_(model),
+      config_(model.config()),
+      context_(context),
+      limits_(limits),
+      hidden_states_(config_.hidden_size, limits.max_tokens),
+      residual_(&hidden_) {
   SLACKWATER_CHECK(limits.max_tokens > 0 && limits.max_logits > 0, "limits {} and {}",
                    limits.max_tokens, limits.max_logits);
   const std::int64_t rows = limits.max_tokens;
   const std::int64_t hidden = config_.hidden_size;
   const Widths widths = widths_of(config_);
   hidden_ = Activations(rows, hidden);
+  if (model.has_mtp()) {
+    mtp_hidden_ = Activations(rows, hidden);
+    mtp_input_ = Activations(rows, 2 * hidden);
+  }
   normed_ = Activations(rows, hidden);
   in_proj_ = Activations(rows, widths.in_proj);
   decay_ = Activations(rows, config_.num_kda_layers() > 0 ? widths.head_wide : 0);
@@ -186,41 +101,55 @@ ForwardPass::Layers::Layers(const Model& model, kernels::ExecutionContext& conte
 }
 
 void ForwardPass::Layers::check(const ForwardBatch& batch, std::span<float> logits) const {
-  const std::int64_t tokens = std::ssize(batch.token_ids);
-  SLACKWATER_CHECK(tokens <= limits_.max_tokens, "{} tokens of at most {}", tokens,
-                   limits_.max_tokens);
-  SLACKWATER_CHECK(std::ssize(batch.logit_tokens) <= limits_.max_logits, "{} logits of at most {}",
-                   batch.logit_tokens.size(), limits_.max_logits);
-  SLACKWATER_CHECK(
-      logits.size() == batch.logit_tokens.size() * static_cast<std::size_t>(config_.vocab_size),
-      "room for {} logits, {} rows of {}", logits.size(), batch.logit_tokens.size(),
-      config_.vocab_size);
+  check_tokens(batch.token_ids, batch.rows);
+  check_logits(batch.logit_tokens, batch.token_ids.size(), logits);
   SLACKWATER_CHECK(std::ssize(batch.latent_pages) == config_.num_mla_layers() &&
                        std::ssize(batch.recurrent_pages) == config_.num_kda_layers(),
                    "pages of {} + {} layers for a model of {} + {}", batch.latent_pages.size(),
                    batch.recurrent_pages.size(), config_.num_mla_layers(),
                    config_.num_kda_layers());
+  SLACKWATER_CHECK(batch.records.empty() || std::ssize(batch.records) == config_.num_kda_layers(),
+                   "records of {} layers for a model of {}", batch.records.size(),
+                   config_.num_kda_layers());
+  hidden_states_.check(batch);
+}
+
+void ForwardPass::Layers::check_tokens(std::span<const TokenId> token_ids,
+                                       std::span<const kernels::SequenceRow> rows) const {
+  const std::int64_t tokens = std::ssize(token_ids);
+  SLACKWATER_CHECK(tokens <= limits_.max_tokens, "{} tokens of at most {}", tokens,
+                   limits_.max_tokens);
   std::int64_t next = 0;
-  for (const kernels::SequenceRow& row : batch.rows) {
+  for (const kernels::SequenceRow& row : rows) {
     SLACKWATER_CHECK(row.first_token == next, "row starts at token {}, the last one ended at {}",
                      row.first_token, next);
     next += row.num_tokens;
   }
   SLACKWATER_CHECK(next == tokens, "rows cover {} of {} tokens", next, tokens);
-  for (const TokenId id : batch.token_ids) {
+  for (const TokenId id : token_ids) {
     SLACKWATER_CHECK(0 <= id && id < config_.vocab_size, "token {} of {}", id, config_.vocab_size);
-  }
-  for (const std::int32_t token : batch.logit_tokens) {
-    SLACKWATER_CHECK(0 <= token && token < tokens, "logits of token {} of {}", token, tokens);
   }
 }
 
-void ForwardPass::Layers::embed(const ForwardBatch& batch) {
+void ForwardPass::Layers::check_logits(std::span<const std::int32_t> logit_tokens,
+                                       std::size_t num_tokens, std::span<float> logits) const {
+  SLACKWATER_CHECK(std::ssize(logit_tokens) <= limits_.max_logits, "{} logits of at most {}",
+                   logit_tokens.size(), limits_.max_logits);
+  SLACKWATER_CHECK(
+      logits.size() == logit_tokens.size() * static_cast<std::size_t>(config_.vocab_size),
+      "room for {} logits, {} rows of {}", logits.size(), logit_tokens.size(), config_.vocab_size);
+  for (const std::int32_t token : logit_tokens) {
+    SLACKWATER_CHECK(0 <= token && static_cast<std::size_t>(token) < num_tokens,
+                     "logits of token {} of {}", token, num_tokens);
+  }
+}
+
+void ForwardPass::Layers::embed(std::span<const TokenId> token_ids, TargetRows target) const {
   const ModelWeights& weights = model_.weights();
   const std::int64_t hidden = config_.hidden_size;
-  for (std::int64_t t = 0; t < tokens_; ++t) {
-    const std::int64_t first = batch.token_ids[static_cast<std::size_t>(t)] * hidden;
-    float* h = hidden_.row(t);
+  float* h = target.values;
+  for (const TokenId id : token_ids) {
+    const std::int64_t first = id * hidden;
     if (weights.embedding_dtype == DType::kF32) {
       const float* values = reinterpret_cast<const float*>(weights.embedding) + first;
       std::copy(values, values + hidden, h);
@@ -228,13 +157,14 @@ void ForwardPass::Layers::embed(const ForwardBatch& batch) {
       const Bf16* values = reinterpret_cast<const Bf16*>(weights.embedding) + first;
       std::transform(values, values + hidden, h, bf16_to_f32);
     }
+    h += target.stride;
   }
 }
 
 void ForwardPass::Layers::normalise(const float* weight) {
   kernels::RmsNormArgs args;
-  args.x = hidden_.values();
-  args.x_stride = hidden_.width();
+  args.x = residual_->values();
+  args.x_stride = residual_->width();
   args.weight = weight;
   args.y = normed_.values();
   args.y_stride = normed_.width();
@@ -245,7 +175,7 @@ void ForwardPass::Layers::normalise(const float* weight) {
 }
 
 void ForwardPass::Layers::run_kda(const KdaWeights& kda, const ForwardBatch& batch,
-                                  const kernels::RecurrentPages& pages) {
+                                  std::size_t layer) {
   const std::int64_t width = config_.kda_width();
   const std::int64_t stride = kda.in_proj.num_outputs;
   const std::int64_t dim = config_.kda_head_dim;
@@ -279,7 +209,10 @@ void ForwardPass::Layers::run_kda(const KdaWeights& kda, const ForwardBatch& bat
   step.dt_bias = kda.dt_bias;
   step.decay_rate = kda.decay_rate;
   step.gate_lower_bound = config_.gate_lower_bound;
-  step.pages = pages;
+  step.pages = batch.recurrent_pages[layer];
+  if (!batch.records.empty() && !SLACKWATER_MUTANT(forward_records_not_passed)) {
+    step.records = batch.records[layer];
+  }
   step.rows = batch.rows;
   step.o = heads_.values();
   step.o_stride = width;
@@ -299,8 +232,8 @@ void ForwardPass::Layers::run_kda(const KdaWeights& kda, const ForwardBatch& bat
   norm.eps = config_.rms_norm_eps;
   kernels::gated_head_norm(context_, norm);
 
-  MatmulArgs out =
-      product(kda.out_proj, {heads_.values(), width}, {hidden_.values(), hidden_.width()}, tokens_);
+  MatmulArgs out = product(kda.out_proj, {heads_.values(), width},
+                           {residual_->values(), residual_->width()}, tokens_);
   out.epilogue = Epilogue::kAdd;
   kernels::matmul(context_, out);
 }
@@ -328,8 +261,8 @@ void ForwardPass::Layers::absorb_queries(const MlaWeights& mla) {
   }
 }
 
-void ForwardPass::Layers::run_mla(const MlaWeights& mla, const ForwardBatch& batch,
-                                  const kernels::LatentPages& pages) {
+void ForwardPass::Layers::run_mla(const MlaWeights& mla, std::span<const kernels::SequenceRow> rows,
+                                  const kernels::LatentPages& pages, std::int64_t first_key) {
   const std::int64_t heads = config_.num_heads;
   const std::int64_t key_width = config_.qk_nope_head_dim + config_.qk_rope_head_dim;
   const std::int64_t value = config_.v_head_dim;
@@ -346,7 +279,7 @@ void ForwardPass::Layers::run_mla(const MlaWeights& mla, const ForwardBatch& bat
   const bool one_eps = SLACKWATER_MUTANT(forward_eps_of_decode) && tokens_ == 1;
   write.eps = one_eps ? config_.rms_norm_eps : kLatentNormEps;
   write.pages = pages;
-  write.rows = batch.rows;
+  write.rows = rows;
   kernels::mla_write(context_, write);
 
   absorb_queries(mla);
@@ -359,7 +292,8 @@ void ForwardPass::Layers::run_mla(const MlaWeights& mla, const ForwardBatch& bat
   attention.rank = config_.kv_lora_rank;
   attention.scale = 1.0f / std::sqrt(static_cast<float>(key_width));
   attention.pages = pages;
-  attention.rows = batch.rows;
+  attention.rows = rows;
+  attention.first_key = first_key;
   kernels::mla_attention(context_, attention);
 
   jobs_.clear();
@@ -370,9 +304,18 @@ void ForwardPass::Layers::run_mla(const MlaWeights& mla, const ForwardBatch& bat
   }
   kernels::matmul(context_, jobs_);
   MatmulArgs out = product(mla.out_proj, {heads_.values(), heads * value},
-                           {hidden_.values(), hidden_.width()}, tokens_);
+                           {residual_->values(), residual_->width()}, tokens_);
   out.epilogue = Epilogue::kAdd;
   kernels::matmul(context_, out);
+}
+
+void ForwardPass::Layers::run_feed_forward(const LayerWeights& layer) {
+  normalise(layer.feed_forward_norm);
+  if (const auto* dense = std::get_if<DenseWeights>(&layer.feed_forward)) {
+    run_dense(*dense);
+  } else {
+    run_moe(std::get<MoeWeights>(layer.feed_forward));
+  }
 }
 
 void ForwardPass::Layers::run_dense(const DenseWeights& dense) {
@@ -380,8 +323,8 @@ void ForwardPass::Layers::run_dense(const DenseWeights& dense) {
   kernels::matmul(context_, product(dense.gate_up, {normed_.values(), normed_.width()},
                                     {gate_up_.values(), 2 * width}, tokens_));
   kernels::glu(context_, {gate_up_.values(), 2 * width, glu_.values(), width, tokens_, width});
-  MatmulArgs down =
-      product(dense.down, {glu_.values(), width}, {hidden_.values(), hidden_.width()}, tokens_);
+  MatmulArgs down = product(dense.down, {glu_.values(), width},
+                            {residual_->values(), residual_->width()}, tokens_);
   down.epilogue = Epilogue::kAdd;
   kernels::matmul(context_, down);
 }
@@ -465,23 +408,24 @@ void ForwardPass::Layers::run_moe(const MoeWeights& moe) {
   combine.tokens = tokens_;
   combine.chosen = config_.num_experts_per_token;
   combine.width = config_.hidden_size;
-  combine.h = hidden_.values();
-  combine.h_stride = hidden_.width();
+  combine.h = residual_->values();
+  combine.h_stride = residual_->width();
   kernels::moe_combine(context_, combine);
 }
 
-void ForwardPass::Layers::run_head(const ForwardBatch& batch, std::span<float> logits) {
-  const auto rows = static_cast<std::int32_t>(batch.logit_tokens.size());
+void ForwardPass::Layers::run_head(std::span<const std::int32_t> logit_tokens,
+                                   const float* norm_weight, std::span<float> logits) {
+  const auto rows = static_cast<std::int32_t>(logit_tokens.size());
   if (rows == 0) return;
   for (std::int32_t i = 0; i < rows; ++i) {
-    float* h = hidden_.row(batch.logit_tokens[static_cast<std::size_t>(i)]);
-    if (SLACKWATER_MUTANT(forward_logits_of_row)) h = hidden_.row(i);
-    std::copy(h, h + hidden_.width(), last_.row(i));
+    float* h = residual_->row(logit_tokens[static_cast<std::size_t>(i)]);
+    if (SLACKWATER_MUTANT(forward_logits_of_row)) h = residual_->row(i);
+    std::copy(h, h + residual_->width(), last_.row(i));
   }
   kernels::RmsNormArgs norm;
   norm.x = last_.values();
   norm.x_stride = last_.width();
-  norm.weight = model_.weights().final_norm;
+  norm.weight = norm_weight;
   norm.y = last_.values();
   norm.y_stride = last_.width();
   norm.rows = rows;
@@ -496,25 +440,23 @@ void ForwardPass::Layers::run(const ForwardBatch& batch, std::span<float> logits
   check(batch, logits);
   const ThreadPool::Step step(context_.pool());
   tokens_ = static_cast<std::int32_t>(batch.token_ids.size());
-  embed(batch);
+  residual_ = &hidden_;
+  embed(batch.token_ids, {hidden_.values(), hidden_.width()});
   std::size_t kda_layer = 0;
   std::size_t mla_layer = 0;
   for (const LayerWeights& layer : model_.weights().layers) {
     normalise(layer.attention_norm);
     if (const auto* kda = std::get_if<KdaWeights>(&layer.attention)) {
-      run_kda(*kda, batch, batch.recurrent_pages[kda_layer]);
+      run_kda(*kda, batch, kda_layer);
       if (!SLACKWATER_MUTANT(forward_layers_share_state)) ++kda_layer;
     } else {
-      run_mla(std::get<MlaWeights>(layer.attention), batch, batch.latent_pages[mla_layer++]);
+      run_mla(std::get<MlaWeights>(layer.attention), batch.rows, batch.latent_pages[mla_layer++],
+              /*first_key=*/0);
     }
-    normalise(layer.feed_forward_norm);
-    if (const auto* dense = std::get_if<DenseWeights>(&layer.feed_forward)) {
-      run_dense(*dense);
-    } else {
-      run_moe(std::get<MoeWeights>(layer.feed_forward));
-    }
+    run_feed_forward(layer);
   }
-  run_head(batch, logits);
+  if (batch.hidden_pages.page_base != nullptr) hidden_states_.exchange(batch, hidden_.values());
+  run_head(batch.logit_tokens, model_.weights().final_norm, logits);
 }
 
 ForwardPass::ForwardPass(const Model& model, kernels::ExecutionContext& context, Limits limits)
@@ -528,6 +470,11 @@ void ForwardPass::run(const ForwardBatch& batch, std::span<float> logits) {
   layers_->run(batch, logits);
 }
 
+void ForwardPass::run_mtp(const MtpBatch& batch, std::span<float> logits) {
+  const FpModeGuard fp_mode;
+  layers_->run_mtp(batch, logits);
+}
+
 void ForwardPass::enqueue(device::Stream& stream, const ForwardBatch& batch,
                           std::span<float> logits) {
   layers_->context().enqueue(stream, [this, batch, logits](kernels::ExecutionContext&) {
@@ -536,6 +483,9 @@ void ForwardPass::enqueue(device::Stream& stream, const ForwardBatch& batch,
   });
 }
 
+const float* ForwardPass::hidden() const { return layers_->hidden(); }
+const float* ForwardPass::first_hidden() const { return layers_->first_hidden(); }
+const float* ForwardPass::mtp_hidden() const { return layers_->mtp_hidden(); }
 ForwardPass::Limits ForwardPass::limits() const { return layers_->limits(); }
 
 }  // namespace slackwater::model

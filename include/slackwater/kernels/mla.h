@@ -30,7 +30,8 @@ void mla_write(ExecutionContext& context, const MlaWriteArgs& args);
 // Source: DeepSeek-V2, arXiv 2405.04434 (latent form); docs/numerics.md "Attention".
 //   score_s = (q . row_s) * scale;  online softmax over tiles of 32 positions;
 //   latent = sum_s p_s row_s[0, rank) / l
-// A token at position p reads rows [0, p] and nothing past them: those bytes may be poison.
+// A token at position p reads rows [first_key, p] and nothing beside them: those bytes may be
+// poison. Tiles stay where they are, and the first one that holds a key sets m, l and acc.
 struct MlaAttentionArgs {
   const float* q = nullptr;  // [T, heads, rank + rope] f32: [B_k^T q_n | q_r], unscaled
   std::int64_t q_stride = 0;
@@ -41,6 +42,9 @@ struct MlaAttentionArgs {
   float scale = 0;  // 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim)
   LatentPages pages;
   std::span<const SequenceRow> rows;
+  // Positions before it have no row: a prediction block has none for the first token. At most the
+  // position of every token of the batch.
+  std::int64_t first_key = 0;
 };
 void mla_attention(ExecutionContext& context, const MlaAttentionArgs& args);
 

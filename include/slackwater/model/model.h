@@ -39,6 +39,8 @@ class Model {
 
   const ModelConfig& config() const { return config_; }
   const ModelWeights& weights() const { return *weights_; }
+  // Whether there is a multi-token-prediction block.
+  bool has_mtp() const { return config_.num_mtp_layers > 0; }
 
   // Bytes of all packed weights.
   std::size_t weight_bytes() const;

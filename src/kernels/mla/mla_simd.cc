@@ -39,20 +39,29 @@ AttentionScratch carve(std::span<std::byte> bytes, const MlaAttentionArgs& args)
   return scratch;
 }
 
-// The rows of one tile of key positions.
-struct KeyTile {
-  const float* row[kKeyTile];
-  int keys;
-  bool is_first;  // of the sequence
+// Positions [first + begin, first + keys) of a tile of key positions.
+struct TileRange {
+  std::int64_t first;
+  int begin, keys;
+  bool is_first;  // of the tiles that hold a key
 };
 
-// Finds (and widens, where they are bf16) the rows of positions [first, first + keys).
-HWY_INLINE KeyTile read_tile(const LatentPages& pages, BlockTable block_table, std::int64_t first,
-                             int keys, const AttentionScratch& scratch) {
+// The rows of one tile; those before `begin` and past `keys` are not there.
+struct KeyTile {
+  const float* row[kKeyTile];
+  int begin, keys;
+  bool is_first;
+};
+
+// Finds (and widens, where they are bf16) the rows of a tile.
+HWY_INLINE KeyTile read_tile(const LatentPages& pages, BlockTable block_table,
+                             const TileRange& range, const AttentionScratch& scratch) {
   KeyTile tile;
-  tile.keys = keys;
-  tile.is_first = first == 0;
-  for (int j = 0; j < keys; ++j) {
+  tile.begin = range.begin;
+  tile.keys = range.keys;
+  tile.is_first = range.is_first;
+  const std::int64_t first = range.first;
+  for (int j = tile.begin; j < tile.keys; ++j) {
     const std::byte* bytes = latent_row(pages, block_table, first + j);
     if (pages.dtype == DType::kF32) {
       tile.row[j] = reinterpret_cast<const float*>(bytes);
@@ -100,7 +109,7 @@ HWY_INLINE void add_values(const KeyTile& tile, const float* p, float corr, std:
       sum[n] =
           tile.is_first ? broadcast(0.0f) : hn::Mul(load(acc + i + n * kLanes), broadcast(corr));
     }
-    for (int j = 0; j < tile.keys; ++j) {
+    for (int j = tile.begin; j < tile.keys; ++j) {
       const V pj = broadcast(p[j]);
       for (int n = 0; n < kColumnVectors; ++n) {
         sum[n] = hn::MulAdd(pj, load(tile.row[j] + i + n * kLanes), sum[n]);
@@ -112,7 +121,7 @@ HWY_INLINE void add_values(const KeyTile& tile, const float* p, float corr, std:
     const std::int64_t columns = std::min<std::int64_t>(kLanes, rank - i);
     V sum = tile.is_first ? broadcast(0.0f) : hn::Mul(load(acc + i), broadcast(corr));
     alignas(64) float padded[16];
-    for (int j = 0; j < tile.keys; ++j) {
+    for (int j = tile.begin; j < tile.keys; ++j) {
       pad_sixteen(tile.row[j] + i, columns, padded);
       sum = hn::MulAdd(broadcast(p[j]), load(padded), sum);
     }
@@ -124,20 +133,21 @@ HWY_INLINE void add_values(const KeyTile& tile, const float* p, float corr, std:
 HWY_INLINE void attend_tile(const MlaAttentionArgs& args, const KeyTile& tile, const float* q,
                             std::int64_t head, const AttentionScratch& scratch) {
   alignas(64) float p[kKeyTile] = {};
-  int j = 0;
+  int j = tile.begin;
   for (; j + 4 <= tile.keys; j += 4) {
     dot_rows<4>(q, tile.row + j, args.pages.width, args.scale, p + j);
   }
   for (; j < tile.keys; ++j) dot_rows<1>(q, tile.row + j, args.pages.width, args.scale, p + j);
 
-  float tile_max = p[0];
-  for (j = 1; j < tile.keys; ++j) tile_max = tile_max < p[j] ? p[j] : tile_max;
+  float tile_max = p[tile.begin];
+  for (j = tile.begin + 1; j < tile.keys; ++j) tile_max = tile_max < p[j] ? p[j] : tile_max;
   float& m = scratch.m[head];
   float& l = scratch.l[head];
   const float m_new = tile.is_first || m < tile_max ? tile_max : m;
   for (j = 0; j < kKeyTile; j += kLanes) {
     store(exp<Ops>(hn::Sub(load(p + j), broadcast(m_new))), p + j);
   }
+  std::fill(p, p + tile.begin, 0.0f);
   std::fill(p + tile.keys, p + kKeyTile, 0.0f);
   alignas(64) float ones[16];
   std::fill(ones, ones + 16, 1.0f);
@@ -164,9 +174,14 @@ HWY_INLINE void attend(const MlaAttentionArgs& args, const SequenceRow& row, std
                             ? std::min(kKeyTile, args.pages.tokens_per_block)
                             : kKeyTile;
   const SequenceRow& owner = SLACKWATER_MUTANT(mla_keys_of_first_row) ? args.rows[0] : row;
-  for (std::int64_t first = 0; first < num_keys; first += tile_keys) {
-    const int keys = static_cast<int>(std::min<std::int64_t>(tile_keys, num_keys - first));
-    const KeyTile tile = read_tile(args.pages, owner.block_table, first, keys, scratch);
+  const std::int64_t first_key = SLACKWATER_MUTANT(mla_first_key_ignored) ? 0 : args.first_key;
+  const std::int64_t first_tile = first_key / tile_keys * tile_keys;
+  for (std::int64_t first = first_tile; first < num_keys; first += tile_keys) {
+    TileRange range = {.first = first, .begin = 0, .keys = tile_keys, .is_first = false};
+    range.begin = static_cast<int>(std::max<std::int64_t>(first_key - first, 0));
+    range.keys = static_cast<int>(std::min<std::int64_t>(tile_keys, num_keys - first));
+    range.is_first = first == first_tile;
+    const KeyTile tile = read_tile(args.pages, owner.block_table, range, scratch);
     for (std::int64_t head = heads.begin; head < heads.end; ++head) {
       const float* q = args.q + token * args.q_stride + head * args.pages.width;
       attend_tile(args, tile, q, head, scratch);

@@ -396,12 +396,98 @@ TEST(Mla, EveryTargetEqualsTheReferenceWhateverTheOrderOfScores) {
   }
 }
 
+// A step over all that comes from `first_key` on; the rows before it are poison, and so is what is
+// left of their tokens' results.
+Floats run_from(MlaProblem& problem, Runner& runner, std::int32_t first_key) {
+  problem.clear();
+  std::vector<SequenceRow> rows;
+  for (std::size_t s = 0; s < problem.lengths.size(); ++s) {
+    if (problem.lengths[s] <= first_key) continue;
+    rows.push_back(problem.part(s, first_key, problem.lengths[s]));
+  }
+  mla_write(runner.context, problem.write_args(rows));
+  MlaAttentionArgs args = problem.attention_args(rows);
+  args.first_key = first_key;
+  mla_attention(runner.context, args);
+  EXPECT_TRUE(problem.latent.padding_is_intact());
+  Floats latent(problem.latent.rows(), problem.latent.columns());
+  latent.copy_from(problem.latent);
+  return latent;
+}
+
+// Within the first tile, at its borders, and whole tiles before it.
+constexpr std::int32_t kFirstKeys[] = {1, 3, 7, 31, 32, 33, 63, 65};
+
+TEST(Mla, EveryTargetEqualsTheReferenceWhereverTheFirstKeyIs) {
+  Random random(107);
+  for (const std::int32_t tokens_per_block : {1, 8, 32, 64}) {
+    for (const DType dtype : {DType::kF32, DType::kBf16}) {
+      MlaProblem problem(
+          {.rank = 19, .width = 30, .tokens_per_block = tokens_per_block, .dtype = dtype},
+          {100, 3, 66}, random);
+      for (const std::int32_t first_key : kFirstKeys) {
+        SCOPED_TRACE(testing::Message() << name_of(problem) << ", first key " << first_key);
+        Runner reference(Target::kReference);
+        const Floats expected = run_from(problem, reference, first_key);
+        for (const Target target : fast_targets()) {
+          Runner runner(target, 2);
+          EXPECT_TRUE(equal_bits(run_from(problem, runner, first_key), expected))
+              << to_string(target);
+        }
+      }
+    }
+  }
+}
+
+TEST(Mla, RowsBeforeTheFirstKeyAreNeverRead) {
+  Random random(108);
+  MlaProblem problem({.tokens_per_block = 8}, {100}, random);
+  const std::vector<SequenceRow> everything = problem.whole();
+  for (const Target target : runnable_targets()) {
+    for (const std::int32_t first_key : kFirstKeys) {
+      SCOPED_TRACE(testing::Message() << to_string(target) << ", first key " << first_key);
+      Runner runner(target);
+      const Floats poisoned = run_from(problem, runner, first_key);
+      const std::vector<SequenceRow> rows = {problem.part(0, first_key, 100)};
+      mla_write(runner.context, problem.write_args(everything));
+      MlaAttentionArgs args = problem.attention_args(rows);
+      args.first_key = first_key;
+      mla_attention(runner.context, args);
+      for (std::int64_t t = first_key; t < 100; ++t) {
+        for (const float value : poisoned.row_span(t)) ASSERT_EQ(value, value) << "token " << t;
+      }
+      EXPECT_TRUE(equal_bits(problem.latent, poisoned));
+    }
+  }
+}
+
+TEST(Mla, AnySplitBehindTheFirstKeyEqualsOnePass) {
+  Random random(109);
+  MlaProblem problem({.heads = 1, .tokens_per_block = 8}, {70}, random);
+  for (const Target target : runnable_targets()) {
+    Runner runner(target);
+    const Floats once = run_from(problem, runner, 5);
+    problem.clear();
+    std::int32_t begin = 5;
+    for (const std::int32_t end : {6, 31, 34, 64, 70}) {
+      const std::vector<SequenceRow> rows = {problem.part(0, begin, end)};
+      mla_write(runner.context, problem.write_args(rows));
+      MlaAttentionArgs args = problem.attention_args(rows);
+      args.first_key = 5;
+      mla_attention(runner.context, args);
+      begin = end;
+    }
+    EXPECT_TRUE(equal_bits(problem.latent, once)) << to_string(target);
+  }
+}
+
 // latent of one token and head in float64, from the rows as they are stored.
-std::vector<double> exact_attention(MlaProblem& problem, std::int64_t position, std::int64_t head) {
+std::vector<double> exact_attention(MlaProblem& problem, std::int64_t position, std::int64_t head,
+                                    std::int64_t first_key = 0) {
   const std::int64_t width = problem.shape.width;
   const float* q = problem.q.row(position) + head * width;
   std::vector<double> score;
-  for (std::int64_t s = 0; s <= position; ++s) {
+  for (std::int64_t s = first_key; s <= position; ++s) {
     double dot = 0;
     for (std::int64_t i = 0; i < width; ++i) dot += double{q[i]} * problem.stored(0, s, i);
     score.push_back(dot * double{problem.attention_args({}).scale});
@@ -409,8 +495,8 @@ std::vector<double> exact_attention(MlaProblem& problem, std::int64_t position, 
   const double highest = *std::ranges::max_element(score);
   double total = 0;
   std::vector<double> latent(static_cast<std::size_t>(problem.shape.rank), 0.0);
-  for (std::int64_t s = 0; s <= position; ++s) {
-    const double p = std::exp(score[static_cast<std::size_t>(s)] - highest);
+  for (std::int64_t s = first_key; s <= position; ++s) {
+    const double p = std::exp(score[static_cast<std::size_t>(s - first_key)] - highest);
     total += p;
     for (std::size_t i = 0; i < latent.size(); ++i) {
       latent[i] += p * problem.stored(0, s, static_cast<std::int64_t>(i));
@@ -422,8 +508,28 @@ std::vector<double> exact_attention(MlaProblem& problem, std::int64_t position, 
 
 // An error e in a score is a relative error e in its weight; scores here reach 60, and sum
 // `width` terms. Weights are positive, so that the sums over keys add little.
+constexpr double kSoftmaxC = 10;
+
+TEST(Mla, ReferenceIsWithinTheErrorOfTheExactSoftmaxBehindTheFirstKey) {
+  Random random(110);
+  MlaProblem problem({.rank = 16, .width = 30, .tokens_per_block = 8}, {100}, random);
+  Runner runner(Target::kReference);
+  for (const std::int32_t first_key : kFirstKeys) {
+    const Floats latent = run_from(problem, runner, first_key);
+    for (const std::int64_t position : {first_key, first_key + 1, 99}) {
+      const std::vector<double> exact = exact_attention(problem, position, 1, first_key);
+      double largest = 0;
+      for (const double value : exact) largest = std::max(largest, std::fabs(value));
+      for (std::int64_t i = 0; i < 16; ++i) {
+        ASSERT_TRUE(is_close(latent.row(position)[16 + i], exact[static_cast<std::size_t>(i)],
+                             kSoftmaxC * kEps * std::sqrt(30.0) * largest))
+            << "first key " << first_key << ", position " << position;
+      }
+    }
+  }
+}
+
 TEST(Mla, ReferenceIsWithinTheErrorOfTheExactSoftmax) {
-  constexpr double kC = 10;
   Random random(102);
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
     for (const std::int32_t rank : {16, 50}) {
@@ -439,7 +545,8 @@ TEST(Mla, ReferenceIsWithinTheErrorOfTheExactSoftmax) {
           for (const double value : exact) largest = std::max(largest, std::fabs(value));
           for (std::int64_t i = 0; i < rank; ++i) {
             ASSERT_TRUE(is_close(outcome.latent.row(position)[head * rank + i],
-                                 exact[static_cast<std::size_t>(i)], kC * kEps * scale * largest))
+                                 exact[static_cast<std::size_t>(i)],
+                                 kSoftmaxC * kEps * scale * largest))
                 << name_of(problem) << ", position " << position;
           }
         }
@@ -501,10 +608,12 @@ TEST(Mla, HostileFloatingPointModeChangesNothingAndIsGivenBack) {
 
 class MlaDeathTest : public testing::Test {
  protected:
-  void attend(const SequenceRow& row) {
+  void attend(const SequenceRow& row, std::int64_t first_key = 0) {
     const std::vector<SequenceRow> rows = {row};
     Runner runner(Target::kReference);
-    mla_attention(runner.context, problem_.attention_args(rows));
+    MlaAttentionArgs args = problem_.attention_args(rows);
+    args.first_key = first_key;
+    mla_attention(runner.context, args);
   }
 
   Random random_{106};
@@ -515,6 +624,11 @@ TEST_F(MlaDeathTest, RefusesBlockTablesThatAreTooShort) {
   SequenceRow row = problem_.part(0, 0, 20);
   row.block_table = row.block_table.first(2);
   EXPECT_DEATH(attend(row), "2 blocks for 20 tokens of 8 each");
+}
+
+TEST_F(MlaDeathTest, RefusesTokensWithoutAKey) {
+  EXPECT_DEATH(attend(problem_.part(0, 4, 20), 5), "a token at position 4 has no key, the first");
+  EXPECT_DEATH(attend(problem_.part(0, 4, 20), -1), "the first key is at position -1");
 }
 
 TEST_F(MlaDeathTest, RefusesSlotsThatDoNotExist) {

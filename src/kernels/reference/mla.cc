@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -29,26 +30,32 @@ void attend(const MlaAttentionArgs& args, const SequenceRow& row, std::int64_t p
   float m = 0.0f;
   float l = 0.0f;
   std::vector<float> acc(rank, 0.0f);
-  for (std::int64_t first = 0; first < num_keys; first += kKeyTile) {
+  const std::int64_t first_tile = args.first_key / kKeyTile * kKeyTile;
+  for (std::int64_t first = first_tile; first < num_keys; first += kKeyTile) {
+    const std::int64_t begin = std::max<std::int64_t>(args.first_key - first, 0);
     const std::int64_t keys = std::min<std::int64_t>(kKeyTile, num_keys - first);
-    std::vector<std::vector<float>> rows;
-    std::array<float, kKeyTile> p = {};  // past `keys` they stay +0
+    std::array<std::vector<float>, kKeyTile> rows;
+    std::array<float, kKeyTile> p = {};  // before `begin` and past `keys` they stay +0
     float tile_max = 0.0f;
-    for (std::int64_t j = 0; j < keys; ++j) {
-      rows.push_back(read_row(args.pages, row, first + j));
-      const float score = sum_of_products(q, rows.back().data(), args.pages.width) * args.scale;
+    for (std::int64_t j = begin; j < keys; ++j) {
+      std::vector<float>& key = rows[static_cast<std::size_t>(j)];
+      key = read_row(args.pages, row, first + j);
+      const float score = sum_of_products(q, key.data(), args.pages.width) * args.scale;
       p[static_cast<std::size_t>(j)] = score;
-      if (j == 0 || tile_max < score) tile_max = score;
+      if (j == begin || tile_max < score) tile_max = score;
     }
-    const float m_new = first == 0 || m < tile_max ? tile_max : m;
-    for (std::size_t j = 0; j < rows.size(); ++j) p[j] = scalar::exp<FloatOps>(p[j] - m_new);
+    const float m_new = first == first_tile || m < tile_max ? tile_max : m;
+    for (std::int64_t j = begin; j < keys; ++j) {
+      float& weight = p[static_cast<std::size_t>(j)];
+      weight = scalar::exp<FloatOps>(weight - m_new);
+    }
     const std::array<float, kKeyTile> ones = [] {
       std::array<float, kKeyTile> filled;
       filled.fill(1.0f);
       return filled;
     }();
     const float tile_sum = sum_of_products(p.data(), ones.data(), kKeyTile);
-    if (first == 0) {
+    if (first == first_tile) {
       l = tile_sum;
     } else {
       const float corr = scalar::exp<FloatOps>(m - m_new);
@@ -56,8 +63,9 @@ void attend(const MlaAttentionArgs& args, const SequenceRow& row, std::int64_t p
       for (float& value : acc) value = value * corr;
     }
     m = m_new;
-    for (std::size_t j = 0; j < rows.size(); ++j) {
-      for (std::size_t i = 0; i < rank; ++i) acc[i] = std::fma(p[j], rows[j][i], acc[i]);
+    for (std::int64_t j = begin; j < keys; ++j) {
+      const std::size_t key = static_cast<std::size_t>(j);
+      for (std::size_t i = 0; i < rank; ++i) acc[i] = std::fma(p[key], rows[key][i], acc[i]);
     }
   }
   for (std::size_t i = 0; i < rank; ++i) latent[i] = acc[i] / l;
