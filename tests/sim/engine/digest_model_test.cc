@@ -401,6 +401,9 @@ TEST(DigestModel, WritesTextThatADraftModelAndALookBackCanGuess) {
   std::int64_t guessed = 0;
   std::int64_t ended = 0;
   std::int64_t asked = 0;
+  const auto is_end = [](TokenId token) {
+    return token == DigestModel::kEos || token == DigestModel::kSecondEos;
+  };
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     Digests target;
     Digests draft({.weights = 2, .num_kda_layers = 1, .num_mla_layers = 1});
@@ -416,11 +419,7 @@ TEST(DigestModel, WritesTextThatADraftModelAndALookBackCanGuess) {
         break;
       }
     }
-    ended +=
-        std::find(tokens.begin() + 6, tokens.end(), DigestModel::kEos) != tokens.end() ||
-                std::find(tokens.begin() + 6, tokens.end(), DigestModel::kSecondEos) != tokens.end()
-            ? 1
-            : 0;
+    ended += std::any_of(tokens.begin() + 6, tokens.end(), is_end) ? 1 : 0;
   }
   EXPECT_GE(draft_right, asked * 6 / 10);
   EXPECT_LE(draft_right, asked * 9 / 10);
