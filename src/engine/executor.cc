@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/pools.h"
+#include "engine/timed.h"
 #include "slackwater/base/check.h"
 #include "slackwater/base/mutant.h"
 
@@ -81,16 +82,13 @@ const LiveRequest* Executor::find(RequestId request) const {
 
 std::unique_ptr<LiveRequest> Executor::make_request(const GenerationRequest& asked, RequestId id,
                                                     std::int32_t choice) {
-  std::vector<TokenId> eos = asked.ignore_eos ? std::vector<TokenId>() : model_.eos_ids;
-  eos.insert(eos.end(), asked.stop_token_ids.begin(), asked.stop_token_ids.end());
-  auto request = std::make_unique<LiveRequest>(asked, config_.speculation,
-                                               TextOutput(parts_.tokenizer, asked.stop, eos));
-  request->id = id;
-  request->choice = choice;
-  request->asked.sampling.seed =
-      kernels::choice_seed(asked.sampling.seed, static_cast<std::uint32_t>(choice));
-  request->sampling = SamplingState(request->asked);
-  request->stop_ids = std::move(eos);
+  auto request = std::make_unique<LiveRequest>(
+      id, choice, asked, config_.speculation,
+      TextOutput(parts_.tokenizer, asked.stop, model_.eos_ids, asked.stop_token_ids,
+                 asked.ignore_eos));
+  if (!asked.ignore_eos) request->stop_ids = model_.eos_ids;
+  request->stop_ids.insert(request->stop_ids.end(), asked.stop_token_ids.begin(),
+                           asked.stop_token_ids.end());
   request->tokens = asked.prompt_tokens;
   request->num_prompt = std::ssize(asked.prompt_tokens);
   request->limit = std::min<std::int64_t>(request->num_prompt + asked.max_tokens,
@@ -208,7 +206,8 @@ void Executor::end_life(LiveRequest& request) {
   if (request.has_state) state_->free_resources(request.id);
   request.has_state = false;
   ++request.life;
-  request.in_flight = 0;
+  request.is_suspended = false;
+  request.in_flight = request.tokens_to_come = 0;
   request.before = nullptr;
   request.cursor = 0;
   request.drafts.clear();
@@ -230,8 +229,8 @@ void Executor::close(LiveRequest& request, FinishReason reason, std::optional<Er
   output.request = request.id;
   output.choice = request.choice;
   output.finish_reason = reason;
-  if (reason == FinishReason::kCancelled || reason == FinishReason::kError) {
-    output.text += request.text.finish();
+  if (reason == FinishReason::kCancelled) {
+    output.text += request.text.finish().text;
   }
   output.error = std::move(error);
   output.num_prompt_tokens = request.num_prompt;
@@ -243,14 +242,14 @@ void Executor::close(LiveRequest& request, FinishReason reason, std::optional<Er
     case FinishReason::kError: ++statistics_.failed; break;
     default: ++statistics_.finished; break;
   }
-  tell(request, output);
+  tell(request);
   // Who gave up his answer needs nothing of it; the steps under way do not look at it again.
   if (reason == FinishReason::kCancelled || reason == FinishReason::kError) end_life(request);
 }
 
-void Executor::tell(LiveRequest& request, RequestOutput& output) {
-  if (request.asked.on_output) request.asked.on_output(output);
-  output = RequestOutput();
+void Executor::tell(LiveRequest& request) {
+  if (request.asked.on_output) request.asked.on_output(output_);
+  output_ = RequestOutput();
 }
 
 // What it leaves for others: all tokens that were run and stay. Only while it is resident.
@@ -304,14 +303,14 @@ Result<bool> Executor::step() {
   take_orders();
   SLACKWATER_RETURN_IF_ERROR(check_rebalance());
   {
-    const Timed timed(*this, statistics_.schedule_time);
+    const Timed timed(clock_, statistics_.schedule_time);
     list_candidates();
     SLACKWATER_RETURN_IF_ERROR(
         scheduler_.schedule(candidates_, *this, !pipeline_.empty(), schedule_));
   }
   bool is_queued = false;
   if (!schedule_.is_empty()) {
-    const Timed timed(*this, statistics_.prepare_time);
+    const Timed timed(clock_, statistics_.prepare_time);
     SLACKWATER_ASSIGN_OR_RETURN(is_queued, prepare(next_step()));
   }
   const std::size_t under_way = config_.loop == LoopKind::kOverlap && is_queued ? 1 : 0;
@@ -339,7 +338,7 @@ Result<void> Executor::rebalance_now() { return rebalance(clock_.now()); }
 
 // Everybody sleeps, in the middle of a round too, while the pools change.
 Result<void> Executor::rebalance(Nanoseconds now) {
-  const Timed timed(*this, statistics_.rebalance_time);
+  const Timed timed(clock_, statistics_.rebalance_time);
   SLACKWATER_RETURN_IF_ERROR(drain());
   sweep();
   std::vector<LiveRequest*> slept;
@@ -432,6 +431,15 @@ void Executor::audit() {
                      "I2: request {} has {} rows under way of {}", request->id.value(),
                      request->in_flight, request->rows_queued);
   }
+}
+
+Result<void> Executor::save_bundle(const std::filesystem::path& directory) {
+  return make_error(ErrorCode::kUnimplemented, "bundle {}", directory.string());
+}
+Result<std::vector<RequestId>> Executor::load_bundle(
+    const std::filesystem::path& directory, std::function<void(const RequestOutput&)> on_output) {
+  static_cast<void>(on_output);
+  return make_error(ErrorCode::kUnimplemented, "bundle {}", directory.string());
 }
 
 }  // namespace slackwater::engine

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -43,6 +44,9 @@ namespace slackwater::engine {
 // Ownership: owns requests, steps and state.
 // Threads: submit(), cancel(), hold(), release(), suspend() and statistics() from any; the rest
 // from one at a time.
+// Tokens that a draft model makes up for in one round.
+inline constexpr std::int32_t kMostMadeUp = 32;
+
 class Executor final : private scheduler::RequestResidency {
  public:
   static Result<std::unique_ptr<Executor>> create(const EngineParts& parts, EngineConfig config);
@@ -77,9 +81,6 @@ class Executor final : private scheduler::RequestResidency {
     OrderKind kind;
     RequestId request;
   };
-  // A clock on a part of a step.
-  class Timed;
-
   Executor(const EngineParts& parts, EngineConfig config);
   Result<void> make_state();
 
@@ -129,24 +130,23 @@ class Executor final : private scheduler::RequestResidency {
                  std::size_t& count);
   Result<void> queue_drafts(Step& step);
   void add_draft_rows(Step& step, std::int32_t draft, DraftCall& call);
-  Result<void> set_up(DraftCall& call, Step& step);
+  Result<void> set_up_drafts(Step& step, DraftCall& call);
   Result<void> queue_target(Step& step);
   Result<void> queue_draft_context(Step& step);
   void drop_rows(Step& step, std::span<const RequestId> lost);
   void reserve_snapshots(LiveRequest& request, std::int64_t first, std::int64_t num_tokens);
   void note_queued(Step& step);
   void publish_contexts(Step& step);
-  void run_item(bool (StepRunner::*part)(Step&), Step& step);
+  void run_item(Step& step, std::function<bool()> part);
 
   // Outcomes.
   Result<void> finish_oldest();
   void fail(Step& step);
-  void settle_rows(Step& step);
-  void tell_acceptances(Step& step);
+  void drop_unsound(Step& step);
+  Result<void> tell_acceptances(Step& step);
   void tell_row(const StepRow& row, const RowOutcome& outcome);
-  bool add_token(LiveRequest& request, const RowOutcome& outcome, std::size_t index,
-                 RequestOutput& output);
-  void tell(LiveRequest& request, RequestOutput& output);
+  bool add_token(LiveRequest& request, const RowOutcome& outcome, std::size_t index);
+  void tell(LiveRequest& request);
 
   Result<void> check_rebalance();
   Result<void> rebalance(Nanoseconds now);
@@ -180,9 +180,11 @@ class Executor final : private scheduler::RequestResidency {
   std::deque<Step*> pipeline_;
   std::array<Step, 4> steps_;
   std::int64_t num_steps_ = 0;
-  std::uint64_t half_ = 0;       // of the host-drafted requests, whose turn it is
+  // Of two halves of the requests, where drafts come from the host: whose turn it is, and was.
+  std::uint64_t half_ = 0;
+  std::uint64_t last_half_ = 0;
   std::uint64_t admissions_ = 0;
-  RequestOutput output_;
+  RequestOutput output_;  // of the request that is told next
 
   // Shared with other threads.
   mutable std::mutex mutex_;

@@ -89,7 +89,7 @@ bool Executor::add_token(LiveRequest& request, const RowOutcome& outcome, std::s
   ++statistics_.generated_tokens;
   const TextOutput::Step step = request.text.push(sampled.token);
   output_.text += step.text;
-  return step.is_finished;
+  return step.finished;
 }
 
 void Executor::tell_row(const StepRow& row, const RowOutcome& outcome) {
@@ -106,8 +106,10 @@ void Executor::tell_row(const StepRow& row, const RowOutcome& outcome) {
     if (add_token(request, outcome, i)) {
       reason = FinishReason::kStop;
     } else if (std::ssize(request.tokens) >= request.limit) {
-      reason = FinishReason::kLength;
-      output_.text += request.text.finish();
+      // What is held back may turn out to be a stop text at the very end.
+      TextOutput::Step rest = request.text.finish();
+      output_.text += rest.text;
+      reason = rest.finished ? FinishReason::kStop : FinishReason::kLength;
     }
   }
   if (!row.is_context && outcome.num_tokens > 1) {

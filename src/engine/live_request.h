@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "engine/draft_length.h"
@@ -10,6 +11,7 @@
 #include "engine/sampling_state.h"
 #include "engine/step.h"
 #include "engine/text_output.h"
+#include "slackwater/engine/config.h"
 #include "slackwater/engine/request.h"
 
 namespace slackwater::engine {
@@ -27,15 +29,18 @@ enum class Hold : std::uint8_t { kNone, kSuspended, kRecomputed };
 //   rounds     tokens.back() is golden, or the device knows the golden token
 //   closing    its last output is told; it goes when none of its rows is under way
 struct LiveRequest {
-  LiveRequest(GenerationRequest asked_for, const SpeculationConfig& speculation, TextOutput output)
-      : asked(std::move(asked_for)),
-        sampling(asked),
+  LiveRequest(RequestId its_id, std::int32_t its_choice, GenerationRequest asked_for,
+              const SpeculationConfig& speculation, TextOutput output)
+      : id(its_id),
+        choice(its_choice),
+        asked(std::move(asked_for)),
+        sampling(asked, its_choice),
         text(std::move(output)),
         ngrams(speculation.ngram_min, speculation.ngram_max),
         draft_length(speculation.max_drafts, speculation.adapt_length) {}
 
-  RequestId id;
-  std::int32_t choice = 0;
+  const RequestId id;
+  const std::int32_t choice;
   GenerationRequest asked;
   SamplingState sampling;
   TextOutput text;
@@ -49,12 +54,15 @@ struct LiveRequest {
 
   // Of the present life.
   std::uint64_t life = 0;
+  bool is_suspended = false;
   bool has_state = false;  // the state's manager knows it
+  std::int64_t num_matched = 0;  // tokens that were found when it began
   std::int64_t cursor = 0;       // tokens run as context, queued ones included
   std::int64_t context_end = 0;  // tokens to run as context; the next one is golden
   std::vector<std::int64_t> snapshot_points;  // of its context, ascending
   std::int32_t in_flight = 0;         // of its rows, those under way
   const RowOutcome* before = nullptr;  // of the last of them
+  std::int32_t tokens_to_come = 0;     // that they sample at the least
   std::int64_t most_run = 0;           // tokens run at most, once those have ended
   std::vector<TokenId> drafts;         // for the next round, where the host knows them
   std::int32_t num_proposed = 0;       // of drafts for it, known to the device or the host

@@ -54,6 +54,7 @@ struct StepRow {
   std::int32_t num_to_propose = 0;  // drafts for the next round, by the prediction block
   std::size_t first_token = 0;    // of Step::tokens: a chunk, or golden token and drafts
   std::size_t num_known = 0;      // of them, those that the host knows; `before` has the others
+  std::size_t drafts_at = 0;      // of Step::drafts: what the draft model proposes
   std::optional<TokenId> next;    // the token after a context whose end is known
   std::int64_t limit = 0;
   // Of Step::blocks: the tables of the target's and the prediction block's attention.
@@ -65,7 +66,8 @@ struct StepRow {
 
 // A row of a call of the draft model.
 struct DraftRow {
-  std::size_t row = 0;  // of the step
+  const LiveRequest* request = nullptr;
+  std::size_t drafts_at = 0;  // of Step::drafts
   std::int64_t first_position = 0;
   std::size_t first_token = 0;  // of Step::tokens; a later call takes what the one before sampled
   std::int32_t num_tokens = 0;
@@ -95,7 +97,7 @@ struct Step {
   std::vector<DraftCall> draft_calls;
   std::size_t num_draft_calls = 0;
   DraftCall draft_context;
-  std::vector<TokenId> drafts;  // [rows, M] that the draft model has proposed
+  std::vector<TokenId> drafts;  // that the draft model has proposed, M places a row
 
   // Written by the device.
   std::vector<RowOutcome> outcomes;       // [rows]

@@ -177,11 +177,10 @@ void StepRunner::sample_draft(const LiveRequest& request, std::span<const TokenI
 
 void StepRunner::run_draft_rows(Step& step, DraftCall& call) {
   begin_batch();
-  const auto max_drafts = static_cast<std::size_t>(options_.max_drafts);
   for (std::size_t i = 0; i < call.num_rows; ++i) {
     const DraftRow& row = call.rows[i];
     const TokenId* const tokens =
-        row.draft > 0 ? &step.drafts[row.row * max_drafts + static_cast<std::size_t>(row.draft - 1)]
+        row.draft > 0 ? &step.drafts[row.drafts_at + static_cast<std::size_t>(row.draft - 1)]
                       : &step.tokens[row.first_token];
     token_ids_.insert(token_ids_.end(), tokens, tokens + row.num_tokens);
     add_row(call.setup.rows[i], row.first_position, row.num_tokens,
@@ -200,18 +199,17 @@ void StepRunner::run_draft_rows(Step& step, DraftCall& call) {
 bool StepRunner::run_draft_call(Step& step, std::size_t number) {
   DraftCall& call = step.draft_calls[number];
   run_draft_rows(step, call);
-  const auto max_drafts = static_cast<std::size_t>(options_.max_drafts);
   samples_.clear();
   num_counts_ = 0;
   for (std::size_t i = 0; i < call.num_rows; ++i) {
     const DraftRow& row = call.rows[i];
     if (row.draft < 0) continue;
     const auto since = std::span<const TokenId>(step.drafts)
-                           .subspan(row.row * max_drafts, static_cast<std::size_t>(row.draft));
+                           .subspan(row.drafts_at, static_cast<std::size_t>(row.draft));
     const float* const logits =
         draft_logits_.data() + static_cast<std::int64_t>(samples_.size()) *
                                    draft_model_->config().vocab_size;
-    sample_draft(*step.rows[row.row].request, since, row.first_position + row.num_tokens, logits);
+    sample_draft(*row.request, since, row.first_position + row.num_tokens, logits);
   }
   const auto results = run_samples(draft_model_->config().vocab_size);
   std::size_t next = 0;
@@ -220,7 +218,7 @@ bool StepRunner::run_draft_call(Step& step, std::size_t number) {
     if (row.draft < 0) continue;
     const Result<kernels::SampleResult>& result = results[next++];
     // Where it has nothing to say anything will do: the target decides.
-    step.drafts[row.row * max_drafts + static_cast<std::size_t>(row.draft)] =
+    step.drafts[row.drafts_at + static_cast<std::size_t>(row.draft)] =
         result.has_value() ? result->token : TokenId{0};
   }
   return true;
@@ -255,7 +253,7 @@ void StepRunner::add_target_row(Step& step, std::size_t index) {
     std::span<const TokenId> drafts = known.empty() ? known : known.subspan(1);
     if (drafts.empty() && options_.drafter == DrafterKind::kDraftModel) {
       drafts = std::span<const TokenId>(step.drafts)
-                   .subspan(index * static_cast<std::size_t>(options_.max_drafts));
+                   .subspan(row.drafts_at);
     } else if (drafts.empty() && before != nullptr) {
       drafts = before->drafts;
     }
