@@ -97,10 +97,21 @@ Result<Pass::Answer> Pass::ask_with_room(std::size_t i, const Question& question
   while (answer == Answer::kNoRoom && suspend_youngest_behind(i)) {
     SLACKWATER_ASSIGN_OR_RETURN(answer, ask(i, question));
   }
-  while (answer == Answer::kNoRoom && recompute_youngest_behind(i)) {
+  // With a host, waiting loses nothing, and somebody ahead will be done some time; what lies there
+  // may not even be what is in the way. Without one, room comes from nowhere else.
+  const bool may_wait = can_evict_ && is_anyone_ahead(i) && !SLACKWATER_MUTANT(recomputes_for_all);
+  while (answer == Answer::kNoRoom && !may_wait && recompute_youngest_behind(i)) {
     SLACKWATER_ASSIGN_OR_RETURN(answer, ask(i, question));
   }
   return answer;
+}
+
+// Whether somebody older is under way or will be with this pass.
+bool Pass::is_anyone_ahead(std::size_t i) const {
+  const auto is_under_way = [](const Candidate& candidate) {
+    return candidate.is_in_flight || candidate.phase == RequestPhase::kToComplete;
+  };
+  return !schedule_.is_empty() || std::ranges::any_of(candidates_.first(i), is_under_way);
 }
 
 bool Pass::suspend_youngest_behind(std::size_t i) {
