@@ -129,7 +129,6 @@ bool Pass::suspend_youngest_behind(std::size_t i) {
 // A frontier of its own, from the very end: it also takes from those that ordinary eviction passes
 // over because they are asleep already, or were sent to sleep in this pass.
 bool Pass::recompute_youngest_behind(std::size_t i) {
-  if (!config_.enable_recompute_pause && !SLACKWATER_MUTANT(recompute_is_always_on)) return false;
   for (std::size_t v = candidates_.size(); v-- > i + 1;) {
     if (SLACKWATER_MUTANT(recompute_within_the_range) && v >= end_) continue;
     if (!can_recompute(v)) continue;
@@ -160,7 +159,9 @@ bool Pass::can_recompute(std::size_t v) const {
   // A step is writing there, and its tokens are still to come.
   if (candidate.is_in_flight && !SLACKWATER_MUTANT(in_flight_is_recomputed)) return false;
   if (candidate.phase == RequestPhase::kToComplete) return false;
-  return candidate.is_started || residency_.is_active(candidate.request);
+  // One that has not begun loses nothing: its batch was not queued.
+  if (!candidate.is_started) return residency_.is_active(candidate.request);
+  return config_.enable_recompute_pause || SLACKWATER_MUTANT(recompute_is_always_on);
 }
 
 void Pass::suspend(std::size_t v) {
