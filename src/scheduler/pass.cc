@@ -97,10 +97,21 @@ Result<Pass::Answer> Pass::ask_with_room(std::size_t i, const Question& question
   while (answer == Answer::kNoRoom && suspend_youngest_behind(i)) {
     SLACKWATER_ASSIGN_OR_RETURN(answer, ask(i, question));
   }
-  while (answer == Answer::kNoRoom && recompute_youngest_behind(i)) {
+  // With a host, waiting loses nothing, and somebody ahead will be done some time; what lies there
+  // may not even be what is in the way. Without one, room comes from nowhere else.
+  const bool may_wait = can_evict_ && is_anyone_ahead(i) && !SLACKWATER_MUTANT(recomputes_for_all);
+  while (answer == Answer::kNoRoom && !may_wait && recompute_youngest_behind(i)) {
     SLACKWATER_ASSIGN_OR_RETURN(answer, ask(i, question));
   }
   return answer;
+}
+
+// Whether somebody older is under way or will be with this pass.
+bool Pass::is_anyone_ahead(std::size_t i) const {
+  const auto is_under_way = [](const Candidate& candidate) {
+    return candidate.is_in_flight || candidate.phase == RequestPhase::kToComplete;
+  };
+  return !schedule_.is_empty() || std::ranges::any_of(candidates_.first(i), is_under_way);
 }
 
 bool Pass::suspend_youngest_behind(std::size_t i) {
@@ -118,7 +129,6 @@ bool Pass::suspend_youngest_behind(std::size_t i) {
 // A frontier of its own, from the very end: it also takes from those that ordinary eviction passes
 // over because they are asleep already, or were sent to sleep in this pass.
 bool Pass::recompute_youngest_behind(std::size_t i) {
-  if (!config_.enable_recompute_pause && !SLACKWATER_MUTANT(recompute_is_always_on)) return false;
   for (std::size_t v = candidates_.size(); v-- > i + 1;) {
     if (SLACKWATER_MUTANT(recompute_within_the_range) && v >= end_) continue;
     if (!can_recompute(v)) continue;
@@ -149,7 +159,9 @@ bool Pass::can_recompute(std::size_t v) const {
   // A step is writing there, and its tokens are still to come.
   if (candidate.is_in_flight && !SLACKWATER_MUTANT(in_flight_is_recomputed)) return false;
   if (candidate.phase == RequestPhase::kToComplete) return false;
-  return candidate.is_started || residency_.is_active(candidate.request);
+  // One that has not begun loses nothing: its batch was not queued.
+  if (!candidate.is_started) return residency_.is_active(candidate.request);
+  return config_.enable_recompute_pause || SLACKWATER_MUTANT(recompute_is_always_on);
 }
 
 void Pass::suspend(std::size_t v) {

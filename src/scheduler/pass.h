@@ -80,6 +80,7 @@ class Pass {
   // pass.cc: the rungs.
   Result<Answer> ask(std::size_t i, const Question& question);
   Result<Answer> ask_with_room(std::size_t i, const Question& question);
+  bool is_anyone_ahead(std::size_t i) const;
   bool suspend_youngest_behind(std::size_t i);
   bool recompute_youngest_behind(std::size_t i);
   bool can_suspend(std::size_t v) const;
