@@ -40,8 +40,8 @@ TEST_P(EveryLoop, GivesEachRequestTheTokensItWouldGetAlone) {
 
 TEST_P(EveryLoop, StillDoesWithRoomForAFewOnly) {
   EngineConfig config = config_of(GetParam());
-  config.pools.num_slots = 3;
-  config.pools.num_blocks = 10;
+  config.pools.num_slots = 4;
+  config.pools.num_blocks = 6;
   DemoEngine engine(config);
   for (std::size_t i = 0; i < 8; ++i) {
     GenerationRequest request = demo_request(i, 40);
@@ -56,20 +56,19 @@ TEST_P(EveryLoop, StillDoesWithRoomForAFewOnly) {
   engine->audit();
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, EveryLoop,
-    testing::Values(Case{DrafterKind::kNone, LoopKind::kPlain, 0},
-                    Case{DrafterKind::kNgram, LoopKind::kPlain, 0},
-                    Case{DrafterKind::kMtp, LoopKind::kPlain, 0},
-                    Case{DrafterKind::kDraftModel, LoopKind::kPlain, 0},
-                    Case{DrafterKind::kNone, LoopKind::kOverlap, 0.8F},
-                    Case{DrafterKind::kNgram, LoopKind::kOverlap, 0.8F},
-                    Case{DrafterKind::kMtp, LoopKind::kOverlap, 0.8F},
-                    Case{DrafterKind::kDraftModel, LoopKind::kOverlap, 0.8F}),
-    [](const testing::TestParamInfo<Case>& tested) {
-      return std::string(to_string(tested.param.drafter)) + "_" +
-             std::string(to_string(tested.param.loop));
-    });
+INSTANTIATE_TEST_SUITE_P(All, EveryLoop,
+                         testing::Values(Case{DrafterKind::kNone, LoopKind::kPlain, 0},
+                                         Case{DrafterKind::kNgram, LoopKind::kPlain, 0},
+                                         Case{DrafterKind::kMtp, LoopKind::kPlain, 0},
+                                         Case{DrafterKind::kDraftModel, LoopKind::kPlain, 0},
+                                         Case{DrafterKind::kNone, LoopKind::kOverlap, 0.8F},
+                                         Case{DrafterKind::kNgram, LoopKind::kOverlap, 0.8F},
+                                         Case{DrafterKind::kMtp, LoopKind::kOverlap, 0.8F},
+                                         Case{DrafterKind::kDraftModel, LoopKind::kOverlap, 0.8F}),
+                         [](const testing::TestParamInfo<Case>& tested) {
+                           return std::string(to_string(tested.param.drafter)) + "_" +
+                                  std::string(to_string(tested.param.loop));
+                         });
 
 }  // namespace
 }  // namespace slackwater::engine

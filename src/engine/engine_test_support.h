@@ -25,8 +25,7 @@ struct DemoModels {
   kernels::ExecutionContext solo_context{solo_pool};
   model::Model model = *model::Model::load("models/demo", context, {});
   model::Model draft = *model::Model::load("models/demo-draft", context, {});
-  model::Tokenizer tokenizer =
-      *model::Tokenizer::load("models/demo", model.config().vocab_size);
+  model::Tokenizer tokenizer = *model::Tokenizer::load("models/demo", model.config().vocab_size);
 
   static DemoModels& get() {
     static auto* const models = new DemoModels;
@@ -39,17 +38,18 @@ struct DemoModels {
 };
 
 inline std::vector<std::string> demo_prompts() {
-  return {"lighthouse (noun):",
-          "wander (verb):",
-          "And it came to pass in those days, that",
-          "the sea and the shore, the sea and the shore, the sea and the shore, the sea and",
-          "oak, oak tree (noun): a deciduous tree\nelm, elm tree (noun): any of various trees\nash, "
-          "ash tree (noun):",
-          "In the beginning God created the heaven and the earth. And the earth was without form, "
-          "and void; and darkness was upon the face of the deep.",
-          "a",
-          "river (noun): a large natural stream of water\nlake (noun): a body of water\nbrook "
-          "(noun):"};
+  return {
+      "lighthouse (noun):",
+      "wander (verb):",
+      "And it came to pass in those days, that",
+      "the sea and the shore, the sea and the shore, the sea and the shore, the sea and",
+      "oak, oak tree (noun): a deciduous tree\nelm, elm tree (noun): any of various trees\nash, "
+      "ash tree (noun):",
+      "In the beginning God created the heaven and the earth. And the earth was without form, "
+      "and void; and darkness was upon the face of the deep.",
+      "a",
+      "river (noun): a large natural stream of water\nlake (noun): a body of water\nbrook "
+      "(noun):"};
 }
 
 // What an answer came to.

@@ -58,12 +58,12 @@ Result<void> Executor::make_state() {
   options.drafter = config_.speculation.drafter;
   options.max_drafts = max_drafts_;
   options.max_draft_tokens = config_.scheduler.max_batch_size * kMostMadeUp;
-  runner_ = std::make_unique<StepRunner>(*parts_.context, *parts_.model, parts_.draft_model,
-                                         options);
+  runner_ =
+      std::make_unique<StepRunner>(*parts_.context, *parts_.model, parts_.draft_model, options);
   runner_->bind(*state_);
   const std::int64_t past_end = positions_past_end(config_);
-  const std::int64_t longest = state_->kv_cache().clamp_max_seq_len(
-      1, std::int64_t{model_.max_length} + past_end);
+  const std::int64_t longest =
+      state_->kv_cache().clamp_max_seq_len(1, std::int64_t{model_.max_length} + past_end);
   max_sequence_length_ =
       std::clamp<std::int64_t>(longest - past_end, 0, std::int64_t{model_.max_length});
   return {};
@@ -82,10 +82,10 @@ const LiveRequest* Executor::find(RequestId request) const {
 
 std::unique_ptr<LiveRequest> Executor::make_request(const GenerationRequest& asked, RequestId id,
                                                     std::int32_t choice) {
-  auto request = std::make_unique<LiveRequest>(
-      id, choice, asked, config_.speculation,
-      TextOutput(parts_.tokenizer, asked.stop, model_.eos_ids, asked.stop_token_ids,
-                 asked.ignore_eos));
+  auto request =
+      std::make_unique<LiveRequest>(id, choice, asked, config_.speculation,
+                                    TextOutput(parts_.tokenizer, asked.stop, model_.eos_ids,
+                                               asked.stop_token_ids, asked.ignore_eos));
   if (!asked.ignore_eos) request->stop_ids = model_.eos_ids;
   request->stop_ids.insert(request->stop_ids.end(), asked.stop_token_ids.begin(),
                            asked.stop_token_ids.end());
@@ -105,9 +105,8 @@ std::unique_ptr<LiveRequest> Executor::make_request(const GenerationRequest& ask
 Result<RequestId> Executor::submit(GenerationRequest asked) {
   SLACKWATER_RETURN_IF_ERROR(
       validate(asked, model_, /*has_tokenizer=*/parts_.tokenizer != nullptr));
-  const std::int64_t limit =
-      std::min<std::int64_t>(std::ssize(asked.prompt_tokens) + asked.max_tokens,
-                             std::int64_t{model_.max_length});
+  const std::int64_t limit = std::min<std::int64_t>(
+      std::ssize(asked.prompt_tokens) + asked.max_tokens, std::int64_t{model_.max_length});
   if (limit > max_sequence_length_) {
     return make_error(ErrorCode::kOutOfRange,
                       "a prompt of {} tokens and an answer of up to {} need room for {}; the pools "
@@ -258,9 +257,9 @@ void Executor::publish_end(LiveRequest& request) {
   const std::int64_t committed = state_->sequence(request.id).num_committed();
   const std::int64_t end = std::ssize(request.tokens) - 1;
   if (end < committed) return;
-  const auto tokens = std::span<const TokenId>(request.tokens)
-                          .subspan(static_cast<std::size_t>(committed),
-                                   static_cast<std::size_t>(end - committed));
+  const auto tokens =
+      std::span<const TokenId>(request.tokens)
+          .subspan(static_cast<std::size_t>(committed), static_cast<std::size_t>(end - committed));
   // Where the page is past its end, because a stop text was found late, it is refused and counted.
   const Result<void> published =
       state_->publish(request.id, tokens, {.with_snapshot = true, .is_end = true});
@@ -407,7 +406,7 @@ void Executor::note_statistics() {
   for (const std::unique_ptr<LiveRequest>& request : requests_) {
     RequestState now = RequestState::kWaiting;
     if (request->has_state) {
-      now = !is_active(request->id)  ? RequestState::kSuspended
+      now = !is_active(request->id) ? RequestState::kSuspended
             : request->is_context() ? RequestState::kContext
                                     : RequestState::kRunning;
     }

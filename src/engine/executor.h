@@ -63,9 +63,8 @@ class Executor final : private scheduler::RequestResidency {
   Result<void> rebalance_now();
 
   Result<void> save_bundle(const std::filesystem::path& directory);
-  Result<std::vector<RequestId>> load_bundle(
-      const std::filesystem::path& directory,
-      std::function<void(const RequestOutput&)> on_output);
+  Result<std::vector<RequestId>> load_bundle(const std::filesystem::path& directory,
+                                             std::function<void(const RequestOutput&)> on_output);
 
   EngineStatistics statistics() const;
   std::vector<RequestView> view() const;
@@ -126,8 +125,8 @@ class Executor final : private scheduler::RequestResidency {
   void add_context_row(Step& step, const scheduler::ScheduledContext& scheduled);
   void add_round(Step& step, const scheduler::ScheduledGeneration& scheduled);
   void add_tables(Step& step, StepRow& row);
-  void add_table(Step& step, const LiveRequest& request, LayerGroupId group, std::size_t& first,
-                 std::size_t& count);
+  void add_table(std::vector<SlotId>& blocks, const LiveRequest& request, LayerGroupId group,
+                 std::size_t& first, std::size_t& count);
   Result<void> queue_drafts(Step& step);
   void add_draft_rows(Step& step, std::int32_t draft, DraftCall& call);
   Result<void> set_up_drafts(Step& step, DraftCall& call);

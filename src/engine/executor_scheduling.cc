@@ -19,9 +19,8 @@ bool Executor::is_active(RequestId id) const {
 
 // Whether the device alone knows what the next round begins with, and may.
 bool Executor::is_on_device_loop() const {
-  return config_.loop == LoopKind::kOverlap &&
-         (config_.speculation.drafter == DrafterKind::kNone ||
-          config_.speculation.drafter == DrafterKind::kMtp);
+  return config_.loop == LoopKind::kOverlap && (config_.speculation.drafter == DrafterKind::kNone ||
+                                                config_.speculation.drafter == DrafterKind::kMtp);
 }
 
 bool Executor::can_be_scheduled(const LiveRequest& request) const {
@@ -80,10 +79,9 @@ scheduler::Candidate Executor::candidate_of(LiveRequest& request) {
     return candidate;
   }
   candidate.is_started = true;
-  const bool is_complete =
-      std::ssize(request.tokens) + request.tokens_to_come >= request.limit;
-  candidate.phase = is_complete ? scheduler::RequestPhase::kToComplete
-                                : scheduler::RequestPhase::kGeneration;
+  const bool is_complete = std::ssize(request.tokens) + request.tokens_to_come >= request.limit;
+  candidate.phase =
+      is_complete ? scheduler::RequestPhase::kToComplete : scheduler::RequestPhase::kGeneration;
   candidate.num_drafts = drafts_wanted(request);
   return candidate;
 }

@@ -27,21 +27,21 @@ Step& Executor::next_step() {
   return step;
 }
 
-void Executor::add_table(Step& step, const LiveRequest& request, LayerGroupId group,
-                         std::size_t& first, std::size_t& count) {
+void Executor::add_table(std::vector<SlotId>& blocks, const LiveRequest& request,
+                         LayerGroupId group, std::size_t& first, std::size_t& count) {
   const std::span<const SlotId> slots = state_->sequence(request.id).slots(group);
-  first = step.blocks.size();
+  first = blocks.size();
   count = slots.size();
-  step.blocks.insert(step.blocks.end(), slots.begin(), slots.end());
+  blocks.insert(blocks.end(), slots.begin(), slots.end());
 }
 
 // Copies: what the cache keeps may change while the step runs.
 void Executor::add_tables(Step& step, StepRow& row) {
   if (has_target_group_) {
-    add_table(step, *row.request, target_group_, row.first_block, row.num_blocks);
+    add_table(step.blocks, *row.request, target_group_, row.first_block, row.num_blocks);
   }
   if (config_.speculation.drafter != DrafterKind::kMtp) return;
-  add_table(step, *row.request, mtp_group_, row.first_mtp_block, row.num_mtp_blocks);
+  add_table(step.blocks, *row.request, mtp_group_, row.first_mtp_block, row.num_mtp_blocks);
 }
 
 void Executor::add_context_row(Step& step, const scheduler::ScheduledContext& scheduled) {
@@ -93,8 +93,7 @@ void Executor::add_round(Step& step, const scheduler::ScheduledGeneration& sched
       step.tokens.insert(step.tokens.end(), request.drafts.begin(),
                          request.drafts.begin() + scheduled.num_drafts);
     }
-    SLACKWATER_CHECK(request.in_flight > 0 ||
-                         *row.first_position == std::ssize(request.tokens) - 1,
+    SLACKWATER_CHECK(request.in_flight > 0 || *row.first_position == std::ssize(request.tokens) - 1,
                      "request {} goes on at {} and has {} tokens", request.id.value(),
                      *row.first_position, request.tokens.size());
   }
@@ -102,8 +101,8 @@ void Executor::add_round(Step& step, const scheduler::ScheduledGeneration& sched
   if (config_.speculation.drafter == DrafterKind::kMtp) {
     // What may come after this round, whatever it accepts.
     const std::int64_t left = draft_room(request) - 1;
-    row.num_to_propose = static_cast<std::int32_t>(
-        std::clamp<std::int64_t>(left, 0, request.draft_length.next()));
+    row.num_to_propose =
+        static_cast<std::int32_t>(std::clamp<std::int64_t>(left, 0, request.draft_length.next()));
   }
   add_tables(step, row);
   step.rows.push_back(row);
@@ -210,6 +209,8 @@ Result<void> Executor::queue_drafts(Step& step) {
 // The rows of the call that makes draft number `draft`.
 void Executor::add_draft_rows(Step& step, std::int32_t draft, DraftCall& call) {
   call.num_rows = 0;
+  call.tokens.clear();
+  call.blocks.clear();
   batch_rows_.clear();
   for (StepRow& row : step.rows) {
     if (row.is_context || row.num_drafts <= draft) continue;
@@ -233,12 +234,12 @@ void Executor::add_draft_rows(Step& step, std::int32_t draft, DraftCall& call) {
         row.num_drafts = 0;
         row.num_tokens = 1;
       }
-      out.first_token = step.tokens.size();
+      out.first_token = call.tokens.size();
       const auto begin = request.tokens.begin() + out.first_position;
-      step.tokens.insert(step.tokens.end(), begin, begin + out.num_tokens);
+      call.tokens.insert(call.tokens.end(), begin, begin + out.num_tokens);
     }
     if (has_draft_group_) {
-      add_table(step, request, draft_group_, out.first_block, out.num_blocks);
+      add_table(call.blocks, request, draft_group_, out.first_block, out.num_blocks);
     }
     batch_rows_.push_back({.request = request.id,
                            .kind = draft == 0 ? RowKind::kGeneration : RowKind::kDraft,
@@ -255,9 +256,8 @@ Result<void> Executor::set_up_drafts(Step& step, DraftCall& call) {
   if (call.setup.lost.empty()) return {};
   for (const RequestId id : call.setup.lost) {
     const auto end = call.rows.begin() + static_cast<std::ptrdiff_t>(call.num_rows);
-    const auto kept = std::remove_if(call.rows.begin(), end, [&](const DraftRow& row) {
-      return row.request->id == id;
-    });
+    const auto kept = std::remove_if(call.rows.begin(), end,
+                                     [&](const DraftRow& row) { return row.request->id == id; });
     call.num_rows = static_cast<std::size_t>(kept - call.rows.begin());
   }
   drop_rows(step, call.setup.lost);
@@ -268,16 +268,20 @@ Result<void> Executor::set_up_drafts(Step& step, DraftCall& call) {
 Result<void> Executor::queue_draft_context(Step& step) {
   DraftCall& call = step.draft_context;
   call.num_rows = 0;
+  call.tokens.clear();
+  call.blocks.clear();
   batch_rows_.clear();
   for (const StepRow& row : step.rows) {
     if (!row.is_context) continue;
     DraftRow out;
     out.request = row.request;
     out.first_position = *row.first_position;
-    out.first_token = row.first_token;
     out.num_tokens = row.num_tokens;
+    out.first_token = call.tokens.size();
+    const auto begin = step.tokens.begin() + static_cast<std::ptrdiff_t>(row.first_token);
+    call.tokens.insert(call.tokens.end(), begin, begin + row.num_tokens);
     if (has_draft_group_) {
-      add_table(step, *row.request, draft_group_, out.first_block, out.num_blocks);
+      add_table(call.blocks, *row.request, draft_group_, out.first_block, out.num_blocks);
     }
     batch_rows_.push_back({.request = row.request->id,
                            .kind = RowKind::kContext,
@@ -334,8 +338,7 @@ void Executor::publish_contexts(Step& step) {
     const auto tokens = std::span<const TokenId>(request.tokens)
                             .subspan(static_cast<std::size_t>(committed),
                                      static_cast<std::size_t>(end - committed));
-    const Result<void> published =
-        state_->publish(request.id, tokens, {.written = step.done});
+    const Result<void> published = state_->publish(request.id, tokens, {.written = step.done});
     if (!published.has_value() && published.error().code() == ErrorCode::kDataLoss) lose(request);
   }
 }

@@ -49,24 +49,24 @@ struct LiveRequest {
   std::vector<TokenId> stop_ids;  // tokens that end it
   std::vector<TokenId> tokens;    // the prompt, and what was sampled as far as the host knows
   std::int64_t num_prompt = 0;
-  std::int64_t limit = 0;  // tokens that there can be at most
+  std::int64_t limit = 0;   // tokens that there can be at most
   bool has_drafts = false;  // it takes part in speculation
 
   // Of the present life.
   std::uint64_t life = 0;
   bool is_suspended = false;
-  bool has_state = false;  // the state's manager knows it
-  std::int64_t num_matched = 0;  // tokens that were found when it began
-  std::int64_t cursor = 0;       // tokens run as context, queued ones included
-  std::int64_t context_end = 0;  // tokens to run as context; the next one is golden
+  bool has_state = false;                     // the state's manager knows it
+  std::int64_t num_matched = 0;               // tokens that were found when it began
+  std::int64_t cursor = 0;                    // tokens run as context, queued ones included
+  std::int64_t context_end = 0;               // tokens to run as context; the next one is golden
   std::vector<std::int64_t> snapshot_points;  // of its context, ascending
-  std::int32_t in_flight = 0;         // of its rows, those under way
-  const RowOutcome* before = nullptr;  // of the last of them
-  std::int32_t tokens_to_come = 0;     // that they sample at the least
-  std::int64_t most_run = 0;           // tokens run at most, once those have ended
-  std::vector<TokenId> drafts;         // for the next round, where the host knows them
-  std::int32_t num_proposed = 0;       // of drafts for it, known to the device or the host
-  bool are_drafts_known = false;       // `drafts` belongs to the present tokens
+  std::int32_t in_flight = 0;                 // of its rows, those under way
+  const RowOutcome* before = nullptr;         // of the last of them
+  std::int32_t tokens_to_come = 0;            // that they sample at the least
+  std::int64_t most_run = 0;                  // tokens run at most, once those have ended
+  std::vector<TokenId> drafts;                // for the next round, where the host knows them
+  std::int32_t num_proposed = 0;              // of drafts for it, known to the device or the host
+  bool are_drafts_known = false;              // `drafts` belongs to the present tokens
 
   std::int32_t rows_queued = 0;  // of any life: it stays until they have ended
   std::uint64_t half = 0;        // of the overlapped loop with a drafter on the host

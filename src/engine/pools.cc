@@ -25,9 +25,8 @@ Result<void> check_drafter(const EngineParts& parts, const EngineConfig& config)
   const SpeculationConfig& speculation = config.speculation;
   if (speculation.drafter == DrafterKind::kNone) return {};
   if (speculation.max_drafts < 1 || speculation.max_drafts > kMostDraftsOfARound) {
-    return make_error(ErrorCode::kInvalidArgument,
-                      "max_drafts is {}; use 1 to {}, or drafter none", speculation.max_drafts,
-                      kMostDraftsOfARound);
+    return make_error(ErrorCode::kInvalidArgument, "max_drafts is {}; use 1 to {}, or drafter none",
+                      speculation.max_drafts, kMostDraftsOfARound);
   }
   const model::ModelConfig& model = parts.model->config();
   switch (speculation.drafter) {
@@ -175,10 +174,11 @@ Result<std::int64_t> share_of_saves(const PoolConfig& pools, std::int64_t one_sa
   if (pools.host_bytes == 0) return std::int64_t{0};
   const std::int64_t least = one_save + state_bytes;
   if (pools.host_bytes < least) {
-    return make_error(ErrorCode::kInvalidArgument,
-                      "{} bytes of host memory; one suspended request has {} of state and {} beside "
-                      "it: give {} or more, or 0 for no host tier",
-                      pools.host_bytes, state_bytes, one_save, least);
+    return make_error(
+        ErrorCode::kInvalidArgument,
+        "{} bytes of host memory; one suspended request has {} of state and {} beside "
+        "it: give {} or more, or 0 for no host tier",
+        pools.host_bytes, state_bytes, one_save, least);
   }
   if (one_save == 0) return std::int64_t{0};
   const std::int64_t on_device =
@@ -244,8 +244,7 @@ Result<hybrid::HybridConfig> make_hybrid_config(const EngineParts& parts,
         std::any_of(out.kda_layers.begin(), out.kda_layers.end(),
                     [&](const hybrid::KdaLayer& layer) { return layer.group_tag == tag; });
     if (!is_there) continue;
-    one_save +=
-        hybrid::save_bytes_of(hybrid::slot_entries(out, tag, hybrid::LayerScope::kAll));
+    one_save += hybrid::save_bytes_of(hybrid::slot_entries(out, tag, hybrid::LayerScope::kAll));
   }
   SLACKWATER_ASSIGN_OR_RETURN(out.save_bytes, share_of_saves(pools, one_save, state_bytes));
   out.cache.host_bytes = pools.host_bytes - out.save_bytes;

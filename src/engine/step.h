@@ -28,10 +28,10 @@ struct RowOutcome {
   // past a stop.
   std::int32_t num_kept = 0;
   bool has_ended = false;  // a stop or the limit is reached: later rounds only fold in
-  std::vector<kernels::SampleResult> sampled;         // one per kept token of a round
-  std::vector<kernels::TokenLogprob> top_logprobs;    // [sampled, num_top_logprobs]
-  std::vector<TokenId> drafts;                        // proposed for the next round
-  std::optional<Error> error;                         // of sampling
+  std::vector<kernels::SampleResult> sampled;       // one per kept token of a round
+  std::vector<kernels::TokenLogprob> top_logprobs;  // [sampled, num_top_logprobs]
+  std::vector<TokenId> drafts;                      // proposed for the next round
+  std::optional<Error> error;                       // of sampling
 
   void clear();
 };
@@ -50,12 +50,12 @@ struct StepRow {
   // The row of the step before it, where that is not known to the host yet.
   const RowOutcome* before = nullptr;
   std::int32_t num_tokens = 0;
-  std::int32_t num_drafts = 0;    // of a round
+  std::int32_t num_drafts = 0;      // of a round
   std::int32_t num_to_propose = 0;  // drafts for the next round, by the prediction block
-  std::size_t first_token = 0;    // of Step::tokens: a chunk, or golden token and drafts
-  std::size_t num_known = 0;      // of them, those that the host knows; `before` has the others
-  std::size_t drafts_at = 0;      // of Step::drafts: what the draft model proposes
-  std::optional<TokenId> next;    // the token after a context whose end is known
+  std::size_t first_token = 0;      // of Step::tokens: a chunk, or golden token and drafts
+  std::size_t num_known = 0;        // of them, those that the host knows; `before` has the others
+  std::size_t drafts_at = 0;        // of Step::drafts: what the draft model proposes
+  std::optional<TokenId> next;      // the token after a context whose end is known
   std::int64_t limit = 0;
   // Of Step::blocks: the tables of the target's and the prediction block's attention.
   std::size_t first_block = 0;
@@ -69,16 +69,19 @@ struct DraftRow {
   const LiveRequest* request = nullptr;
   std::size_t drafts_at = 0;  // of Step::drafts
   std::int64_t first_position = 0;
-  std::size_t first_token = 0;  // of Step::tokens; a later call takes what the one before sampled
+  std::size_t first_token = 0;  // of the call's; a later call takes what the one before sampled
   std::int32_t num_tokens = 0;
   std::int32_t draft = -1;  // which draft comes out; -1: none
   std::size_t first_block = 0;
   std::size_t num_blocks = 0;
 };
 
-// One call of the draft model.
+// One call of the draft model. It has tokens and tables of its own: it may be under way while the
+// calls after it are prepared.
 struct DraftCall {
   hybrid::BatchSetup setup;
+  std::vector<TokenId> tokens;
+  std::vector<SlotId> blocks;
   std::vector<DraftRow> rows;  // as setup.rows
   std::size_t num_rows = 0;
 };
@@ -100,7 +103,7 @@ struct Step {
   std::vector<TokenId> drafts;  // that the draft model has proposed, M places a row
 
   // Written by the device.
-  std::vector<RowOutcome> outcomes;       // [rows]
+  std::vector<RowOutcome> outcomes;        // [rows]
   std::vector<std::int32_t> num_accepted;  // [rows] golden tokens and accepted drafts
 
   device::Event done;

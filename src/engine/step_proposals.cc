@@ -77,8 +77,8 @@ void StepRunner::run_mtp_rows(Step& step) {
     since_.insert(since_.end(), outcome.drafts.begin(), outcome.drafts.end());
     sample_draft(*step.rows[proposal.row].request, since_, proposal.position + 1,
                  draft_logits_.data() + static_cast<std::int64_t>(i) * vocabulary);
-    proposal.hidden = target_.mtp_hidden() +
-                      std::int64_t{logit_tokens_[i]} * target_.config().hidden_size;
+    proposal.hidden =
+        target_.mtp_hidden() + std::int64_t{logit_tokens_[i]} * target_.config().hidden_size;
   }
   const auto results = run_samples(target_.config().vocab_size);
   for (std::size_t i = 0; i < proposals_.size(); ++i) {

@@ -49,7 +49,10 @@ void RowOutcome::clear() {
 
 StepRunner::StepRunner(kernels::ExecutionContext& context, LanguageModel& target,
                        LanguageModel* draft_model, const Options& options)
-    : context_(context), target_(target), draft_model_(draft_model), options_(options) {
+    : context_(context),
+      target_(target),
+      draft_model_(options.drafter == DrafterKind::kDraftModel ? draft_model : nullptr),
+      options_(options) {
   const std::int32_t logits = options.max_rows * (1 + options.max_drafts);
   // The prediction block runs a row of its own for the token after each chunk.
   target.reserve({.max_tokens = options.max_tokens + options.max_rows, .max_logits = logits});
@@ -58,9 +61,9 @@ StepRunner::StepRunner(kernels::ExecutionContext& context, LanguageModel& target
   if (options.drafter != DrafterKind::kMtp && options.drafter != DrafterKind::kDraftModel) return;
   draft_logits_ = AlignedBuffer<float>(static_cast<std::size_t>(options.max_rows) *
                                        static_cast<std::size_t>(target.config().vocab_size));
-  if (draft_model == nullptr) return;
-  draft_model->reserve({.max_tokens = std::max(options.max_tokens, options.max_draft_tokens),
-                        .max_logits = options.max_rows});
+  if (draft_model_ == nullptr) return;
+  draft_model_->reserve({.max_tokens = std::max(options.max_tokens, options.max_draft_tokens),
+                         .max_logits = options.max_rows});
 }
 
 StepRunner::Views StepRunner::views_of(hybrid::HybridCacheManager& state,
@@ -98,8 +101,8 @@ void StepRunner::bind(hybrid::HybridCacheManager& state) {
                               target_.config().mla_row_width());
   }
   if (draft_model_ != nullptr) {
-    draft_views_ = views_of(state, draft_model_->config(), draft_layer_id(target_.config(), 0),
-                            "draft");
+    draft_views_ =
+        views_of(state, draft_model_->config(), draft_layer_id(target_.config(), 0), "draft");
   }
 }
 
@@ -181,10 +184,10 @@ void StepRunner::run_draft_rows(Step& step, DraftCall& call) {
     const DraftRow& row = call.rows[i];
     const TokenId* const tokens =
         row.draft > 0 ? &step.drafts[row.drafts_at + static_cast<std::size_t>(row.draft - 1)]
-                      : &step.tokens[row.first_token];
+                      : &call.tokens[row.first_token];
     token_ids_.insert(token_ids_.end(), tokens, tokens + row.num_tokens);
     add_row(call.setup.rows[i], row.first_position, row.num_tokens,
-            std::span(step.blocks).subspan(row.first_block, row.num_blocks), draft_views_);
+            std::span(call.blocks).subspan(row.first_block, row.num_blocks), draft_views_);
     if (row.draft >= 0) logit_tokens_.push_back(static_cast<std::int32_t>(token_ids_.size()) - 1);
   }
   for (std::size_t i = 0; i < rows_.size() && draft_views_.state != nullptr; ++i) {
@@ -206,9 +209,8 @@ bool StepRunner::run_draft_call(Step& step, std::size_t number) {
     if (row.draft < 0) continue;
     const auto since = std::span<const TokenId>(step.drafts)
                            .subspan(row.drafts_at, static_cast<std::size_t>(row.draft));
-    const float* const logits =
-        draft_logits_.data() + static_cast<std::int64_t>(samples_.size()) *
-                                   draft_model_->config().vocab_size;
+    const float* const logits = draft_logits_.data() + static_cast<std::int64_t>(samples_.size()) *
+                                                           draft_model_->config().vocab_size;
     sample_draft(*row.request, since, row.first_position + row.num_tokens, logits);
   }
   const auto results = run_samples(draft_model_->config().vocab_size);
@@ -244,22 +246,19 @@ void StepRunner::add_target_row(Step& step, std::size_t index) {
   outcome.first_position = row.first_position.has_value()
                                ? *row.first_position
                                : before->first_position + before->num_kept;
-  const auto known =
-      std::span<const TokenId>(step.tokens).subspan(row.first_token, row.num_known);
+  const auto known = std::span<const TokenId>(step.tokens).subspan(row.first_token, row.num_known);
   if (count > 0 && row.is_context) {
     token_ids_.insert(token_ids_.end(), known.begin(), known.end());
   } else if (count > 0) {
     token_ids_.push_back(known.empty() ? before->sampled.back().token : known[0]);
     std::span<const TokenId> drafts = known.empty() ? known : known.subspan(1);
     if (drafts.empty() && options_.drafter == DrafterKind::kDraftModel) {
-      drafts = std::span<const TokenId>(step.drafts)
-                   .subspan(row.drafts_at);
+      drafts = std::span<const TokenId>(step.drafts).subspan(row.drafts_at);
     } else if (drafts.empty() && before != nullptr) {
       drafts = before->drafts;
     }
     // Fewer may have been proposed than the host has made room for.
-    drafts = drafts.first(
-        std::min(drafts.size(), static_cast<std::size_t>(row.num_drafts)));
+    drafts = drafts.first(std::min(drafts.size(), static_cast<std::size_t>(row.num_drafts)));
     count = 1 + static_cast<std::int32_t>(drafts.size());
     token_ids_.insert(token_ids_.end(), drafts.begin(), drafts.end());
   }
@@ -288,11 +287,11 @@ void StepRunner::add_samples(Step& step, std::size_t index) {
       token_ids_.data() + rows_[index].first_token + (row.is_context ? 0 : 1);
   for (std::size_t i = 0; i < count; ++i) {
     const float* const logits =
-        logits_.data() + static_cast<std::int64_t>(first_logit_[index] + i) *
-                             target_.config().vocab_size;
-    const std::int64_t position =
-        row.is_context ? outcome.first_position + outcome.num_tokens
-                       : outcome.first_position + 1 + static_cast<std::int64_t>(i);
+        logits_.data() +
+        static_cast<std::int64_t>(first_logit_[index] + i) * target_.config().vocab_size;
+    const std::int64_t position = row.is_context
+                                      ? outcome.first_position + outcome.num_tokens
+                                      : outcome.first_position + 1 + static_cast<std::int64_t>(i);
     kernels::SampleRow sample = request.sampling.row_for(logits, position);
     if (i > 0 && request.sampling.has_penalties()) {
       if (counts_.size() == num_counts_) counts_.emplace_back();
@@ -312,11 +311,11 @@ void StepRunner::accept(Step& step, std::size_t index) {
   step.num_accepted[index] = 0;
   if (row.is_context) outcome.num_kept = outcome.num_tokens;
   if (!row.samples || outcome.num_tokens == 0) return;
-  const auto results = std::span<const Result<kernels::SampleResult>>(results_).subspan(
-      first_logit_[index]);
+  const auto results =
+      std::span<const Result<kernels::SampleResult>>(results_).subspan(first_logit_[index]);
   const TokenId* const tokens = token_ids_.data() + rows_[index].first_token;
-  const std::int64_t first_sampled = row.is_context ? outcome.first_position + outcome.num_tokens
-                                                    : outcome.first_position + 1;
+  const std::int64_t first_sampled =
+      row.is_context ? outcome.first_position + outcome.num_tokens : outcome.first_position + 1;
   const std::int32_t count = row.is_context ? 1 : outcome.num_tokens;
   for (std::int32_t i = 0; i < count; ++i) {
     const Result<kernels::SampleResult>& result = results[static_cast<std::size_t>(i)];

@@ -40,7 +40,7 @@ class StepRunner {
     std::int32_t max_tokens = 0;  // of a step
     std::int32_t max_rows = 0;
     DrafterKind drafter = DrafterKind::kNone;
-    std::int32_t max_drafts = 0;       // M
+    std::int32_t max_drafts = 0;        // M
     std::int32_t max_draft_tokens = 0;  // of a call of the draft model
   };
   StepRunner(kernels::ExecutionContext& context, LanguageModel& target, LanguageModel* draft_model,
