@@ -59,6 +59,10 @@ Result<void> check_layers(const HybridConfig& config) {
     return make_error(ErrorCode::kInvalidArgument, "a hidden state of {} floats; use 0 for none",
                       config.mtp_hidden_size);
   }
+  if (config.lookahead < 0) {
+    return make_error(ErrorCode::kInvalidArgument, "{} positions ahead of what is kept; use 0",
+                      config.lookahead);
+  }
   return {};
 }
 

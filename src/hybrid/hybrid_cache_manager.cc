@@ -154,6 +154,7 @@ Result<void> HybridCacheManager::add_request(const RequestOptions& options) {
   request->scope = options.scope;
   request->priority = options.priority;
   request->expected_prompt_length = options.expected_prompt_length;
+  request->epoch = options.epoch;
   SLACKWATER_RETURN_IF_ERROR(open(*request, options.tokens));
   requests_.emplace(options.request, std::move(request));
   return {};

@@ -33,6 +33,9 @@ struct RequestOptions {
   cache::ReuseScope scope;
   cache::PriorityCallback priority;  // empty: the default
   std::int64_t expected_prompt_length = 0;
+  // Lives of it that were given up before: acceptances of theirs are ignored, and what it finds
+  // is no hit.
+  std::uint64_t epoch = 0;
 };
 
 struct PublishOptions {
