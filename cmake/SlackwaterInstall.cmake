@@ -7,7 +7,8 @@ add_library(slackwater_all INTERFACE)
 add_library(slackwater::slackwater ALIAS slackwater_all)
 set_target_properties(slackwater_all PROPERTIES EXPORT_NAME slackwater)
 target_link_libraries(slackwater_all INTERFACE slackwater::base slackwater::device
-  slackwater::storage slackwater::cache slackwater::kernels slackwater::hybrid slackwater::model)
+  slackwater::storage slackwater::cache slackwater::kernels slackwater::hybrid slackwater::model
+  slackwater::engine)
 install(TARGETS slackwater_all EXPORT slackwater)
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
