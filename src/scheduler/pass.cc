@@ -15,7 +15,8 @@ Pass::Pass(const SchedulerConfig& config, std::span<const Candidate> candidates,
       waiting_(memory.waiting),
       schedule_(schedule),
       can_evict_(residency.can_evict()),
-      end_(candidates.size()) {
+      end_(candidates.size()),
+      recompute_end_(candidates.size()) {
   marks_.assign(candidates.size(), Mark::kNone);
   waiting_.clear();
 }
@@ -117,7 +118,9 @@ bool Pass::is_anyone_ahead(std::size_t i) const {
 bool Pass::suspend_youngest_behind(std::size_t i) {
   // Where nothing is colder, a suspended page stays where it is.
   if (!can_evict_ && !SLACKWATER_MUTANT(suspends_without_a_host)) return false;
-  for (std::size_t v = end_; v-- > i + 1;) {
+  const std::size_t first = SLACKWATER_MUTANT(elders_are_suspended) ? 0 : i + 1;
+  for (std::size_t at = end_; at-- > first;) {
+    const std::size_t v = SLACKWATER_MUTANT(eldest_is_suspended_first) ? first + end_ - 1 - at : at;
     if (!can_suspend(v)) continue;
     suspend(v);
     if (!SLACKWATER_MUTANT(victim_is_visited_again)) end_ = v;
@@ -127,9 +130,12 @@ bool Pass::suspend_youngest_behind(std::size_t i) {
 }
 
 // A frontier of its own, from the very end: it also takes from those that ordinary eviction passes
-// over because they are asleep already, or were sent to sleep in this pass.
+// over because they are asleep already, or were sent to sleep in this pass. Nobody becomes one who
+// can be taken from within a pass, so it only ever moves to the front.
 bool Pass::recompute_youngest_behind(std::size_t i) {
-  for (std::size_t v = candidates_.size(); v-- > i + 1;) {
+  const std::size_t first = SLACKWATER_MUTANT(elders_are_recomputed) ? 0 : i + 1;
+  while (recompute_end_ > first) {
+    const std::size_t v = --recompute_end_;
     if (SLACKWATER_MUTANT(recompute_within_the_range) && v >= end_) continue;
     if (!can_recompute(v)) continue;
     give_up(v);
