@@ -259,6 +259,19 @@ TEST(Speculation, ABatchOfCommitsAloneHasNoTokens) {
   EXPECT_TRUE(same_bits(pages.hidden_of(page), decoded.hidden[7]));
 }
 
+TEST(Speculation, RowsWithoutTokensMayBeMoreThanTokens) {
+  Loaded loaded("tests/golden/kl");
+  SpeculationPages pages(loaded.model.config(), {.length = 16}, kMaxRecords);
+  StepRunner runner(loaded.model, loaded.context, pages);
+  const std::vector<RowOutput> first =
+      runner.run({{.tokens = {1, 2}, .writes = {{2, pages.state_page(0)}}}});
+  const std::vector<StepRow> idle(200, {.first_position = 2, .tokens = {}});
+  const std::vector<RowOutput> outputs = runner.run(idle);
+  for (const RowOutput& output : outputs) {
+    EXPECT_TRUE(same_bits(output.first_hidden, row_of(first[0].hidden, 1, runner.hidden_size())));
+  }
+}
+
 TEST(Speculation, RoundsAllocateNothingAfterTheFirstLargestOnes) {
   if (kernels::best_target() == kernels::Target::kReference) {
     GTEST_SKIP() << "the reference allocates; it is read, not run fast";
