@@ -80,6 +80,11 @@ const LiveRequest* Executor::find(RequestId request) const {
   return const_cast<Executor*>(this)->find(request);
 }
 
+TextOutput Executor::make_text(const GenerationRequest& asked) const {
+  return TextOutput(parts_.tokenizer, asked.stop, model_.eos_ids, asked.stop_token_ids,
+                    asked.ignore_eos);
+}
+
 std::unique_ptr<LiveRequest> Executor::make_request(const GenerationRequest& asked, RequestId id,
                                                     std::int32_t choice) {
   auto request =
@@ -430,15 +435,6 @@ void Executor::audit() {
                      "I2: request {} has {} rows under way of {}", request->id.value(),
                      request->in_flight, request->rows_queued);
   }
-}
-
-Result<void> Executor::save_bundle(const std::filesystem::path& directory) {
-  return make_error(ErrorCode::kUnimplemented, "bundle {}", directory.string());
-}
-Result<std::vector<RequestId>> Executor::load_bundle(
-    const std::filesystem::path& directory, std::function<void(const RequestOutput&)> on_output) {
-  static_cast<void>(on_output);
-  return make_error(ErrorCode::kUnimplemented, "bundle {}", directory.string());
 }
 
 }  // namespace slackwater::engine

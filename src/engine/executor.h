@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/live_request.h"
+#include "engine/saved_request.h"
 #include "engine/step.h"
 #include "engine/step_runner.h"
 #include "slackwater/base/clock.h"
@@ -63,8 +64,8 @@ class Executor final : private scheduler::RequestResidency {
   Result<void> rebalance_now();
 
   Result<void> save_bundle(const std::filesystem::path& directory);
-  Result<std::vector<RequestId>> load_bundle(const std::filesystem::path& directory,
-                                             std::function<void(const RequestOutput&)> on_output);
+  Result<std::vector<ResumedRequest>> load_bundle(
+      const std::filesystem::path& directory, std::function<void(const RequestOutput&)> on_output);
 
   EngineStatistics statistics() const;
   std::vector<RequestView> view() const;
@@ -89,6 +90,8 @@ class Executor final : private scheduler::RequestResidency {
   void obey(const Order& order, LiveRequest& request);
   LiveRequest* find(RequestId request);
   const LiveRequest* find(RequestId request) const;
+  TextOutput make_text(const GenerationRequest& asked) const;
+  cache::PriorityCallback priority_of(const LiveRequest& request) const;
   std::unique_ptr<LiveRequest> make_request(const GenerationRequest& asked, RequestId id,
                                             std::int32_t choice);
   void end_life(LiveRequest& request);
@@ -146,6 +149,11 @@ class Executor final : private scheduler::RequestResidency {
   void tell_row(const StepRow& row, const RowOutcome& outcome);
   bool add_token(LiveRequest& request, const RowOutcome& outcome, std::size_t index);
   void tell(LiveRequest& request);
+
+  Result<void> put_to_bed(LiveRequest& request);
+  Result<void> check_loaded(const SavedRequest& saved) const;
+  Result<void> take_up(const SavedRequest& saved, const hybrid::RequestImage& image,
+                       const std::function<void(const RequestOutput&)>& on_output);
 
   Result<void> check_rebalance();
   Result<void> rebalance(Nanoseconds now);

@@ -105,6 +105,12 @@ void Executor::list_candidates() {
 
 // --- The calls of the scheduler.
 
+cache::PriorityCallback Executor::priority_of(const LiveRequest& request) const {
+  const auto priority = static_cast<cache::Priority>(request.asked.page_priority);
+  if (priority == cache::kDefaultPriority) return {};
+  return [priority](BlockOrdinal, LayerGroupId) { return priority; };
+}
+
 Result<std::int64_t> Executor::prepare_context(RequestId id) {
   LiveRequest& request = *find(id);
   if (!request.has_state) {
@@ -114,10 +120,7 @@ Result<std::int64_t> Executor::prepare_context(RequestId id) {
     options.tokens = std::span<const TokenId>(request.tokens)
                          .first(static_cast<std::size_t>(request.context_end));
     options.scope = request.asked.scope;
-    if (request.asked.page_priority != cache::kDefaultPriority) {
-      const auto priority = static_cast<cache::Priority>(request.asked.page_priority);
-      options.priority = [priority](BlockOrdinal, LayerGroupId) { return priority; };
-    }
+    options.priority = priority_of(request);
     options.expected_prompt_length = request.num_prompt;
     options.epoch = request.life;
     SLACKWATER_RETURN_IF_ERROR(state_->add_request(options));
