@@ -128,7 +128,9 @@ class SchedulerModel {
   // What happens between two passes.
   void disturb() {
     if (jobs_.empty() || below(2) == 0) arrive();
-    const std::size_t event = below(4) == 0 ? weights_.draw(random_) : kNothing;
+    // Where every fourth step fails, nobody finishes; so it stops some time.
+    const bool happens = ++num_disturbed_ < 2000 && below(4) == 0;
+    const std::size_t event = happens ? weights_.draw(random_) : kNothing;
     Job& job = jobs_[below(jobs_.size())];
     drops_ = event == kDrop;
     fails_ = event == kFailure;
@@ -416,6 +418,7 @@ class SchedulerModel {
   Scheduler scheduler_{SchedulerConfig{}};
   Schedule decided_;
   bool is_overlapped_ = false;
+  std::int64_t num_disturbed_ = 0;
   bool takes_turns_ = false;  // two half-batches
   std::uint64_t turn_ = 0;
   bool drops_ = false;  // the next batch is not queued
