@@ -107,10 +107,11 @@ Result<Pass::Answer> Pass::ask_with_room(std::size_t i, const Question& question
   return answer;
 }
 
-// Whether somebody older is under way or will be with this pass.
+// Whether somebody older is under way, or will be with this pass or the next.
 bool Pass::is_anyone_ahead(std::size_t i) const {
   const auto is_under_way = [](const Candidate& candidate) {
-    return candidate.is_in_flight || candidate.phase == RequestPhase::kToComplete;
+    return !is_schedulable(candidate) || candidate.is_running ||
+           candidate.phase == RequestPhase::kToComplete;
   };
   return !schedule_.is_empty() || std::ranges::any_of(candidates_.first(i), is_under_way);
 }
@@ -163,7 +164,8 @@ bool Pass::can_recompute(std::size_t v) const {
     return false;
   }
   // A step is writing there, and its tokens are still to come.
-  if (candidate.is_in_flight && !SLACKWATER_MUTANT(in_flight_is_recomputed)) return false;
+  const bool is_written = candidate.is_in_flight || candidate.is_running;
+  if (is_written && !SLACKWATER_MUTANT(in_flight_is_recomputed)) return false;
   if (candidate.phase == RequestPhase::kToComplete) return false;
   // One that has not begun loses nothing: its batch was not queued.
   if (!candidate.is_started) return residency_.is_active(candidate.request);

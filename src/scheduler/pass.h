@@ -88,6 +88,9 @@ class Pass {
   void suspend(std::size_t v);
   void give_up(std::size_t v);
 
+  static bool is_schedulable(const Candidate& candidate) {
+    return !candidate.is_in_flight && !candidate.is_held_back;
+  }
   bool is_full() const { return num_requests() >= config_.max_batch_size; }
   std::int64_t num_requests() const;
   std::int64_t tokens_left() const { return config_.max_num_tokens - schedule_.num_tokens; }

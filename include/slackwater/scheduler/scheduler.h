@@ -49,6 +49,11 @@ struct Candidate {
   // It has computed something: generation, or context past its first chunk. One that has not holds
   // nothing, unless it is active.
   bool is_started = false;
+  // Not schedulable in this pass, though nothing of it is in flight: it may be suspended, and has
+  // to give up what it has like anybody else.
+  bool is_held_back = false;
+  // Schedulable, though a step of it runs: it may be suspended, but not recomputed.
+  bool is_running = false;
 };
 
 // Who holds the state of the requests, as the scheduler sees it. A call that is refused changes
