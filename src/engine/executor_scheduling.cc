@@ -71,7 +71,10 @@ scheduler::Candidate Executor::candidate_of(LiveRequest& request) {
   scheduler::Candidate candidate;
   candidate.request = request.id;
   if (!request.has_state) begin_life(request);
-  candidate.is_in_flight = !can_be_scheduled(request);
+  const bool is_schedulable = can_be_scheduled(request);
+  candidate.is_in_flight = !is_schedulable && request.in_flight > 0;
+  candidate.is_held_back = !is_schedulable && request.in_flight == 0;
+  candidate.is_running = is_schedulable && request.in_flight > 0;
   if (request.is_context()) {
     candidate.phase = scheduler::RequestPhase::kContext;
     candidate.context_end = request.context_end;
