@@ -8,7 +8,7 @@ add_library(slackwater::slackwater ALIAS slackwater_all)
 set_target_properties(slackwater_all PROPERTIES EXPORT_NAME slackwater)
 target_link_libraries(slackwater_all INTERFACE slackwater::base slackwater::device
   slackwater::storage slackwater::cache slackwater::kernels slackwater::hybrid slackwater::scheduler
-  slackwater::model)
+  slackwater::model slackwater::engine)
 install(TARGETS slackwater_all EXPORT slackwater)
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

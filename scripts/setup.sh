@@ -15,7 +15,8 @@ source "$(dirname "$0")/common.sh"
 build_packages=(
   ca-certificates cmake g++-12 git make ninja-build pkgconf python3
   libcli11-dev libexpected-dev libfmt-dev libgmock-dev libgtest-dev libhwy-dev libpcre2-dev
-  libspdlog-dev libssl-dev liburing-dev libxxhash-dev nlohmann-json3-dev robin-map-dev
+  libspdlog-dev libssl-dev liburing-dev libxxhash-dev nlohmann-json3-dev prometheus-cpp-dev
+  robin-map-dev
 )
 test_packages=(clang-22 clang-format-14 libbenchmark-dev libclang-rt-22-dev)
 # Faster with them, complete without them.

@@ -205,8 +205,9 @@ void HybridCacheManager::record_acceptance(const BatchSetup& setup,
 // Room for drafts that were not kept. A suspended request gives it back too.
 void HybridCacheManager::give_back_room(HybridRequest& request) {
   // A row that is set up has its room for good.
-  const std::int64_t wanted = std::max({request.kept, request.sequence.history(),
-                                        request.sequence.num_committed(), request.setup_end});
+  const std::int64_t wanted =
+      std::max({request.kept + config_.lookahead, request.sequence.history(),
+                request.sequence.num_committed(), request.setup_end});
   if (!request.open_rounds.empty() || request.sequence.capacity() <= wanted ||
       SLACKWATER_MUTANT(hybrid_keep_draft_room)) {
     return;

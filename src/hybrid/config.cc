@@ -59,6 +59,10 @@ Result<void> check_layers(const HybridConfig& config) {
     return make_error(ErrorCode::kInvalidArgument, "a hidden state of {} floats; use 0 for none",
                       config.mtp_hidden_size);
   }
+  if (config.lookahead < 0) {
+    return make_error(ErrorCode::kInvalidArgument, "{} positions ahead of what is kept; use 0",
+                      config.lookahead);
+  }
   return {};
 }
 
@@ -216,6 +220,7 @@ cache::KvCacheConfig make_cache_config(HybridConfig& config) {
   config.cache = {};
   config.cache.local_layers = local;
   config.cache.tokens_per_block = made.tokens_per_block;
+  config.cache.model = made.model;
   config.cache.host_bytes = made.host_bytes;
   config.cache.max_device_bytes = made.max_device_bytes;
   std::set<std::string> seen;

@@ -116,6 +116,7 @@ Result<void> HybridCacheManager::open(HybridRequest& request, std::span<const To
   request.snapshots.clear();
   request.setup_end = 0;
   request.is_lost = false;
+  request.was_resumed = false;
   request.ready = {};
   request.kept = request.sequence.num_committed();
   for (StateCursor& cursor : request.cursors) cursor.page_position = request.kept;
@@ -140,20 +141,26 @@ Result<std::size_t> HybridCacheManager::find_tag(std::string_view group_tag) con
   return make_error(ErrorCode::kNotFound, "no recurrent layers of tag '{}' here", group_tag);
 }
 
-Result<void> HybridCacheManager::add_request(const RequestOptions& options) {
+Result<void> HybridCacheManager::check_new(RequestId request) const {
   if (is_shut_down_) {
     return make_error(ErrorCode::kFailedPrecondition, "request {} after the shutdown",
-                      options.request.value());
+                      request.value());
   }
-  if (requests_.contains(options.request)) {
+  if (requests_.contains(request)) {
     return make_error(ErrorCode::kInvalidArgument, "request {} is there already; free it first",
-                      options.request.value());
+                      request.value());
   }
+  return {};
+}
+
+Result<void> HybridCacheManager::add_request(const RequestOptions& options) {
+  SLACKWATER_RETURN_IF_ERROR(check_new(options.request));
   auto request = std::make_unique<HybridRequest>();
   request->id = options.request;
   request->scope = options.scope;
   request->priority = options.priority;
   request->expected_prompt_length = options.expected_prompt_length;
+  request->epoch = options.epoch;
   SLACKWATER_RETURN_IF_ERROR(open(*request, options.tokens));
   requests_.emplace(options.request, std::move(request));
   return {};
@@ -200,6 +207,7 @@ Result<Event> HybridCacheManager::resume_request(RequestId id) {
   // What was under way before it slept may still fail: the save holds no more than arrived then.
   const std::array<Event, 2> both = {request->ready, *arrived};
   request->ready = device::merge(both);
+  request->was_resumed = true;
   for (StateCursor& cursor : request->cursors) ++cursor.changes;
   if (SLACKWATER_MUTANT(hybrid_drop_saved_on_resume)) forget(*request);
   ++counters_.resumes;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 
 #include <fmt/format.h>
@@ -122,6 +123,7 @@ class Generation {
     row.position =
         SLACKWATER_MUTANT(solo_noise_one_early) ? sequence.position() - 1 : sequence.position();
     row.counts = counts_.span();
+    if (!SLACKWATER_MUTANT(solo_bias_ignored)) row.bias = options_.bias;
     Result<kernels::SampleResult> sampled;
     kernels::SampleArgs args;
     args.vocabulary = config_.vocab_size;
@@ -169,10 +171,39 @@ class Generation {
   GenerateResult result_;
 };
 
+// What can be said of biases without a model.
+Result<void> validate_bias(std::span<const kernels::TokenBias> bias) {
+  std::vector<TokenId> tokens;
+  for (const kernels::TokenBias& entry : bias) {
+    if (!(entry.bias < std::numeric_limits<float>::infinity())) {
+      return make_error(ErrorCode::kInvalidArgument,
+                        "bias {} of token {}; use a finite number, or -infinity to forbid it",
+                        entry.bias, entry.token);
+    }
+    tokens.push_back(entry.token);
+  }
+  std::ranges::sort(tokens);
+  const auto twice = std::ranges::adjacent_find(tokens);
+  if (twice == tokens.end()) return {};
+  return make_error(ErrorCode::kInvalidArgument, "token {} has two biases: add them up", *twice);
+}
+
+Result<void> validate_bias_tokens(const ModelConfig& config,
+                                  std::span<const kernels::TokenBias> bias) {
+  for (const kernels::TokenBias& entry : bias) {
+    if (0 <= entry.token && entry.token < config.vocab_size) continue;
+    return make_error(ErrorCode::kInvalidArgument,
+                      "token {} has a bias, but the vocabulary has {} tokens; use one of 0 to {}",
+                      entry.token, config.vocab_size, config.vocab_size - 1);
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<void> validate(const GenerateOptions& options) {
   SLACKWATER_RETURN_IF_ERROR(kernels::validate(options.sampling));
+  SLACKWATER_RETURN_IF_ERROR(validate_bias(options.bias));
   if (options.max_tokens < 0) {
     return make_error(ErrorCode::kInvalidArgument, "max_tokens {} is negative; use 0 or more",
                       options.max_tokens);
@@ -226,6 +257,7 @@ Result<GenerateResult> generate_solo(const Model& model, const Tokenizer& tokeni
                                      const GenerateOptions& options) {
   SLACKWATER_RETURN_IF_ERROR(validate(options));
   SLACKWATER_RETURN_IF_ERROR(validate_prompt(model.config(), prompt_tokens));
+  SLACKWATER_RETURN_IF_ERROR(validate_bias_tokens(model.config(), options.bias));
   const std::int64_t capacity = std::min<std::int64_t>(
       model.config().max_length, std::ssize(prompt_tokens) + options.max_tokens);
   const std::int32_t chunk =

@@ -176,6 +176,29 @@ TEST(Generate, PenaltiesCountGeneratedTokensOnly) {
   EXPECT_FALSE(repeated.empty()) << "the prompt's tokens were counted too";
 }
 
+TEST(Generate, ABiasForbidsTokensAndForcesThem) {
+  Demo& demo = Demo::get();
+  const std::string prompt = "lighthouse (noun):";
+  const auto plain = demo.generate(prompt, {.max_tokens = 16});
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  GenerateOptions options{.max_tokens = 16};
+  options.bias = {{plain->tokens[3], kNever}, {plain->tokens[0], kNever}};
+  const auto without = demo.generate(prompt, options);
+  ASSERT_TRUE(without.has_value()) << without.error().text();
+  for (const kernels::TokenBias& forbidden : options.bias) {
+    EXPECT_EQ(std::ranges::count(without->tokens, forbidden.token), 0) << forbidden.token;
+  }
+  EXPECT_EQ(without->tokens.size(), 16u);
+
+  options.bias = {{77, 1000.0f}};
+  EXPECT_EQ(demo.generate(prompt, options)->tokens, std::vector<TokenId>(16, 77));
+  // A frequency penalty is taken off before, and grows with every one of them.
+  options.sampling.frequency_penalty = 300.0f;
+  const auto penalised = demo.generate(prompt, options);
+  EXPECT_EQ(penalised->tokens[0], 77);
+  EXPECT_LE(std::ranges::count(penalised->tokens, 77), 4);
+}
+
 TEST(Generate, StopTextEndsTheAnswerAndIsNotPartOfIt) {
   Demo& demo = Demo::get();
   const auto whole = demo.generate("lighthouse (noun):", {.max_tokens = 48});
@@ -243,6 +266,21 @@ TEST(Generate, RefusesWhatCannotWork) {
   GenerateOptions cold;
   cold.sampling.temperature = -1;
   expect_refused(generate({1}, cold), ErrorCode::kInvalidArgument, "temperature");
+  const auto with_bias = [](std::vector<kernels::TokenBias> bias) {
+    GenerateOptions options;
+    options.bias = std::move(bias);
+    return options;
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  expect_refused(generate({1}, with_bias({{5, std::nanf("")}})), ErrorCode::kInvalidArgument,
+                 "of token 5; use a finite number");
+  expect_refused(generate({1}, with_bias({{6, kInfinity}})), ErrorCode::kInvalidArgument,
+                 "bias inf of token 6");
+  expect_refused(generate({1}, with_bias({{7, 1}, {4, 1}, {7, 2}})), ErrorCode::kInvalidArgument,
+                 "token 7 has two biases");
+  expect_refused(generate({1}, with_bias({{2064, 1}})), ErrorCode::kInvalidArgument,
+                 "token 2064 has a bias, but the vocabulary has 2064 tokens; use one of 0 to 2063");
+  expect_refused(generate({1}, with_bias({{-1, 1}})), ErrorCode::kInvalidArgument, "token -1");
   const std::vector<TokenId> too_long(32768, 1);
   expect_refused(generate(too_long, {}), ErrorCode::kOutOfRange, "32768");
 }

@@ -1,5 +1,6 @@
 #include "slackwater/model/model.h"
 
+#include <array>
 #include <string>
 
 #include <fmt/format.h>
@@ -8,6 +9,7 @@
 #include "model/weights.h"
 #include "slackwater/kernels/kda.h"
 #include "slackwater/model/checkpoint.h"
+#include "slackwater/model/mapped_file.h"
 
 namespace slackwater::model {
 namespace {
@@ -167,10 +169,17 @@ std::size_t active_bytes(const LayerWeights& layer, const ModelConfig& config) {
   return moe.shared.has_value() ? bytes + bytes_of(*moe.shared) : bytes;
 }
 
+// Of the bytes of config.json, and of the tensors.
+Result<Digest128> model_digest(const std::filesystem::path& directory, const Digest128& tensors) {
+  SLACKWATER_ASSIGN_OR_RETURN(const MappedFile config, MappedFile::open(directory / "config.json"));
+  const std::array<Digest128, 2> parts = {xxh3_128(config.bytes()), tensors};
+  return xxh3_128(std::as_bytes(std::span(parts)));
+}
+
 }  // namespace
 
-Model::Model(ModelConfig config, std::unique_ptr<ModelWeights> weights)
-    : config_(std::move(config)), weights_(std::move(weights)) {}
+Model::Model(ModelConfig config, std::unique_ptr<ModelWeights> weights, const Digest128& digest)
+    : config_(std::move(config)), weights_(std::move(weights)), digest_(digest) {}
 Model::~Model() = default;
 Model::Model(Model&&) noexcept = default;
 
@@ -196,7 +205,8 @@ Result<Model> Model::load(const std::filesystem::path& directory,
   if (loader.error().has_value()) {
     return tl::unexpected<Error>(loader.error()->with_context(directory.string()));
   }
-  return Model(std::move(config), std::move(weights));
+  SLACKWATER_ASSIGN_OR_RETURN(const Digest128 digest, model_digest(directory, loader.digest()));
+  return Model(std::move(config), std::move(weights), digest);
 }
 
 std::size_t Model::weight_bytes() const { return weights_->arena.allocated_bytes(); }

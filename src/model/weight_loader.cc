@@ -8,6 +8,8 @@
 #include <fmt/ranges.h>
 
 #include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
+#include "slackwater/base/numeric.h"
 
 namespace slackwater::model {
 namespace {
@@ -58,6 +60,12 @@ bool range_is_finite(const TensorView& tensor, ItemRange range) {
     case DType::kF16: return all_finite<std::uint16_t>(bytes, count, 0x7C00u);
     default: return all_finite<std::uint16_t>(bytes, count, 0x7F80u);
   }
+}
+
+std::span<const std::byte> bytes_of(const TensorView& tensor, ItemRange range) {
+  const std::int64_t bytes = dtype_bytes(tensor.dtype);
+  return tensor.bytes.subspan(static_cast<std::size_t>(range.begin * bytes),
+                              static_cast<std::size_t>((range.end - range.begin) * bytes));
 }
 
 std::int64_t first_not_finite(const TensorView& tensor) {
@@ -119,7 +127,7 @@ std::optional<TensorView> WeightLoader::find(const std::string& name) {
                            to_string(tensor->dtype))));
     return std::nullopt;
   }
-  if (!has_finite_values(*tensor)) return std::nullopt;
+  if (!check_values(*tensor)) return std::nullopt;
   report(*tensor);
   return *tensor;
 }
@@ -137,11 +145,21 @@ std::optional<TensorView> WeightLoader::take(const std::string& name,
   return tensor;
 }
 
-bool WeightLoader::has_finite_values(const TensorView& tensor) {
+bool WeightLoader::check_values(const TensorView& tensor) {
   std::atomic<bool> finite = true;
-  context_.parallel_for(tensor.num_elements(), kGrainElements, [&](ItemRange range, int) {
-    if (!range_is_finite(tensor, range)) finite.store(false, std::memory_order_relaxed);
+  // Pieces of one size, so that the digest does not depend on the number of workers.
+  const std::int64_t count = tensor.num_elements();
+  piece_digests_.resize(static_cast<std::size_t>(ceil_div(count, kGrainElements)));
+  context_.parallel_for(std::ssize(piece_digests_), 1, [&](ItemRange pieces, int) {
+    for (std::int64_t piece = pieces.begin; piece < pieces.end; ++piece) {
+      const ItemRange range = {piece * kGrainElements,
+                               std::min(count, (piece + 1) * kGrainElements)};
+      if (!range_is_finite(tensor, range)) finite.store(false, std::memory_order_relaxed);
+      piece_digests_[static_cast<std::size_t>(piece)] = xxh3_128(bytes_of(tensor, range));
+    }
   });
+  if (SLACKWATER_MUTANT(model_digest_of_first_piece)) piece_digests_.resize(1);
+  add_to_digest(tensor);
   if (finite.load(std::memory_order_relaxed)) return true;
   const std::int64_t index = first_not_finite(tensor);
   fail(Error(ErrorCode::kDataLoss,
@@ -149,6 +167,13 @@ bool WeightLoader::has_finite_values(const TensorView& tensor) {
                          "checkpoint again",
                          tensor.name, value_at(tensor, index), index, tensor.num_elements())));
   return false;
+}
+
+void WeightLoader::add_to_digest(const TensorView& tensor) {
+  const std::string head = fmt::format("{}:{} {} [{}]", tensor.name.size(), tensor.name,
+                                       to_string(tensor.dtype), fmt::join(tensor.shape, ","));
+  digest_.update(std::as_bytes(std::span(head)));
+  digest_.update(std::as_bytes(std::span(piece_digests_)));
 }
 
 PackedWeights WeightLoader::allocate(std::int64_t outputs, std::int64_t inputs, DType dtype) {

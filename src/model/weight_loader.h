@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "model/weights.h"
+#include "slackwater/base/digest.h"
 #include "slackwater/base/error.h"
 #include "slackwater/kernels/execution_context.h"
 #include "slackwater/model/checkpoint.h"
@@ -34,7 +35,7 @@ struct MatrixPart {
 // Threads: one caller; packing is split over the context's workers.
 // Errors: kNotFound for a missing tensor; kInvalidArgument for a wrong shape or dtype;
 //   kDataLoss for a value that is not finite. The text names the tensor.
-// Cost: reads each tensor twice (once for the check of values), writes it once.
+// Cost: reads each tensor twice (once for the check of values and the digest), writes it once.
 class WeightLoader {
  public:
   using Progress = std::function<void(std::size_t done_bytes, std::size_t total_bytes)>;
@@ -75,6 +76,9 @@ class WeightLoader {
   const std::byte* table(const std::string& name, std::int64_t rows, std::int64_t columns,
                          DType* dtype);
 
+  // Of names, types, shapes and bytes of the tensors looked for so far, in that order.
+  Digest128 digest() const { return digest_.digest(); }
+
   // Fails where the checkpoint holds a tensor that nobody took.
   void expect_all_taken();
 
@@ -82,7 +86,9 @@ class WeightLoader {
   // The tensor, its shape and values checked; nothing after a failure.
   std::optional<TensorView> take(const std::string& name, std::span<const std::int64_t> shape);
   std::optional<TensorView> find(const std::string& name);
-  bool has_finite_values(const TensorView& tensor);
+  // Whether all values are finite; adds them to the digest while they are at hand.
+  bool check_values(const TensorView& tensor);
+  void add_to_digest(const TensorView& tensor);
   void fail(Error error);
   void report(const TensorView& tensor);
   kernels::PackedWeights allocate(std::int64_t outputs, std::int64_t inputs, DType dtype);
@@ -94,6 +100,8 @@ class WeightLoader {
   Progress progress_;
   std::size_t done_bytes_ = 0;
   std::optional<Error> error_;
+  StreamingXxh3 digest_;
+  std::vector<Digest128> piece_digests_;  // of the tensor in hand
   std::unordered_set<std::string> taken_;
 };
 

@@ -72,6 +72,9 @@ struct HybridConfig {
   SuspendPolicy suspend_policy = SuspendPolicy::kSave;
   // Floats of the hidden state that a multi-token-prediction block goes on from; 0: there is none.
   std::int32_t mtp_hidden_size = 0;
+  // Positions past what is kept whose rows a prediction block has made already: the room for them
+  // is not given back.
+  std::int32_t lookahead = 0;
 
   SnapshotOptions snapshots;
   bool enable_block_reuse = true;

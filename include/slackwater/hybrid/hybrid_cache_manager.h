@@ -25,6 +25,8 @@
 namespace slackwater::hybrid {
 
 struct HybridRequest;
+struct ImageLayout;
+struct RequestImage;
 struct StateCursor;
 
 struct RequestOptions {
@@ -33,6 +35,9 @@ struct RequestOptions {
   cache::ReuseScope scope;
   cache::PriorityCallback priority;  // empty: the default
   std::int64_t expected_prompt_length = 0;
+  // Lives of it that were given up before: acceptances of theirs are ignored, and what it finds
+  // is no hit.
+  std::uint64_t epoch = 0;
 };
 
 struct PublishOptions {
@@ -159,6 +164,26 @@ class HybridCacheManager {
   // kResourceExhausted where there is no room: it is skipped.
   Result<void> reserve_snapshot(RequestId request, std::int64_t position);
 
+  // --- A suspended request as bytes (request_image.h).
+
+  // All that it has. It is suspended before and after; its pages come to the device for as long as
+  // it takes, and the steps it was in have ended by then, those that failed are known (fail_step).
+  // `tokens` are its own from the first one on, at least those that its pages stand for
+  // (kInvalidArgument). kFailedPrecondition while an acceptance is pending, or where its end is
+  // published; kResourceExhausted where its pages find no room now; kUnimplemented for tokens that
+  // stand for digests, which are of this process only.
+  Result<RequestImage> export_request(RequestId request, std::span<const TokenId> tokens);
+  // It is there afterwards, suspended, where it was: position() is the same but for a new epoch.
+  // All pages are its own, nothing is committed yet. Tokens and scope must be those of the image;
+  // options.tokens may be empty. One without pages is added as any other. kInvalidArgument for
+  // another layout, with what differs; kDataLoss for bytes that are not what was exported;
+  // kResourceExhausted where there is no room for it.
+  //
+  // With CommitPolicy::kEndpointsOnly it publishes no further than the history it came with.
+  Result<void> import_request(const RequestOptions& options, const RequestImage& image);
+  // What an image must have been made with.
+  ImageLayout image_layout() const;
+
   // --- Dummies, and shares of the pools.
 
   // Suspends or resumes all dummies. Those that find no room stay suspended.
@@ -229,6 +254,20 @@ class HybridCacheManager {
   void note_slot_changes(HybridRequest& request);
   void audit_tag(std::size_t tag) const;
 
+  // Images of requests.
+  Result<void> check_new(RequestId request) const;
+  Result<void> check_export(const HybridRequest& request, std::span<const TokenId> tokens) const;
+  Result<void> read_saves(HybridRequest& request, RequestImage& image);
+  Result<void> read_pages(HybridRequest& request, RequestImage& image);
+  Result<void> copy_out(HybridRequest& request, RequestImage& image);
+  Result<void> check_image(const RequestOptions& options, const RequestImage& image) const;
+  Result<void> check_parts(const RequestImage& image) const;
+  Result<void> check_tag(const RequestImage& image, std::size_t tag) const;
+  Result<void> check_stamps(const RequestOptions& options, const RequestImage& image);
+  Result<void> place_image(HybridRequest& request, const RequestImage& image);
+  Result<void> copy_in(HybridRequest& request, const RequestImage& image);
+  Result<void> make_image_stream();
+
   Result<void> open(HybridRequest& request, std::span<const TokenId> tokens);
   Result<void> start(HybridRequest& request);
   void release_saves(HybridRequest& request);
@@ -278,6 +317,8 @@ class HybridCacheManager {
     std::atomic<bool> is_done{true};
   };
   std::vector<std::unique_ptr<AcceptanceBatch>> acceptance_batches_;
+  // Copies of images, apart, so that one that fails is not taken for a step; made for the first.
+  std::unique_ptr<device::Stream> image_stream_;
   std::uint64_t setups_ = 0;
   HybridCounters counters_;
   bool is_shut_down_ = false;

@@ -22,8 +22,9 @@ namespace slackwater::model {
 struct GenerateOptions {
   std::int32_t max_tokens = 128;  // >= 0
   kernels::SamplingParameters sampling;
-  std::vector<std::string> stop;  // texts that end the answer and are not part of it
-  std::int32_t chunk = 512;       // prompt tokens per forward pass; changes speed only
+  std::vector<kernels::TokenBias> bias = {};  // added to logits; distinct tokens, in any order
+  std::vector<std::string> stop;              // texts that end the answer and are not part of it
+  std::int32_t chunk = 512;                   // prompt tokens per forward pass; changes speed only
   // Gets each piece of text as it becomes certain (whole UTF-8 sequences, nothing that may still
   // turn out to be a stop text). An error ends the generation with it. May be empty.
   std::function<Result<void>(std::string_view)> on_text = nullptr;

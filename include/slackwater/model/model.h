@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 
+#include "slackwater/base/digest.h"
 #include "slackwater/base/error.h"
 #include "slackwater/kernels/execution_context.h"
 #include "slackwater/model/config.h"
@@ -42,6 +43,10 @@ class Model {
   // Whether there is a multi-token-prediction block.
   bool has_mtp() const { return config_.num_mtp_layers > 0; }
 
+  // Stands for config.json and all values of all tensors, by their names: the same for every load
+  // of the same model, however its tensors are spread over files. Taken while loading.
+  const Digest128& digest() const { return digest_; }
+
   // Bytes of all packed weights.
   std::size_t weight_bytes() const;
 
@@ -50,10 +55,11 @@ class Model {
   std::size_t active_weight_bytes() const;
 
  private:
-  Model(ModelConfig config, std::unique_ptr<ModelWeights> weights);
+  Model(ModelConfig config, std::unique_ptr<ModelWeights> weights, const Digest128& digest);
 
   ModelConfig config_;
   std::unique_ptr<ModelWeights> weights_;
+  Digest128 digest_;
 };
 
 }  // namespace slackwater::model

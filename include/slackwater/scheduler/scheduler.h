@@ -1,6 +1,7 @@
 #ifndef SLACKWATER_SCHEDULER_SCHEDULER_H_
 #define SLACKWATER_SCHEDULER_SCHEDULER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "slackwater/base/ids.h"
 
 namespace slackwater::scheduler {
+
+enum class Mark : std::uint8_t;
 
 // What a step may hold, and what may be done to make room for it.
 struct SchedulerConfig {
@@ -43,8 +46,14 @@ struct Candidate {
   std::int64_t context_end = 0;  // of kContext: tokens to compute before it generates
   std::int32_t num_drafts = 0;  // of its next round; of kContext, room for them with the last chunk
   bool is_in_flight = false;    // not schedulable, but may be suspended
-  // It has computed something: generation, or context past its first chunk.
+  // It has computed something: generation, or context past its first chunk. One that has not holds
+  // nothing, unless it is active.
   bool is_started = false;
+  // Not schedulable in this pass, though nothing of it is in flight: it may be suspended, and has
+  // to give up what it has like anybody else.
+  bool is_held_back = false;
+  // Schedulable, though a step of it runs: it may be suspended, but not recomputed.
+  bool is_running = false;
 };
 
 // Who holds the state of the requests, as the scheduler sees it. A call that is refused changes
@@ -113,10 +122,12 @@ struct Schedule {
 // Decides, step by step, who runs: in the order of arrival, always.
 //
 // Two passes over the list. Generation first, oldest first: where there is no room for one, the
-// youngest started request behind it is suspended, and so on until there is; then, as the last
-// rung, whoever is youngest gives up what he has; then it suspends itself. Context second, in
-// chunks, with what is left of the budgets. There is no queue of suspended requests: each is tried
-// again when the pass gets to it.
+// youngest started request behind it is suspended, and so on until there is. Then, as the last
+// rung, whoever is youngest gives up what he has; with a host tier only for one who has nobody
+// ahead of him, since the others lose nothing by waiting. Then it is tried without drafts, and then
+// it suspends itself. Context second, in chunks, with what is left of the budgets; but a context
+// that is the oldest of all has a unit and its room before anybody generates. There is no queue of
+// suspended requests: each is tried again when the pass gets to it.
 //
 // Source: the V2 scheduler of TensorRT-LLM, kda_replay.md 4; docs/decisions/0013.
 // Invariants:
@@ -125,7 +136,8 @@ struct Schedule {
 //   I2  nobody is suspended or recomputed for somebody younger.
 //   I3  who is scheduled is active and has the room that was asked for.
 //   I4  the oldest request makes progress in every pass in which it wants something and is not in
-//       flight, provided that it fits alone: so it always finishes.
+//       flight, provided that it fits alone: so it always finishes. Where younger ones in flight
+//       hold what it needs, nobody is scheduled, and it is free in the next pass.
 // Ownership: none.
 // Threads: one.
 // Errors: kResourceExhausted when it is stuck, with the remedies; what the residency passes on.
@@ -138,7 +150,8 @@ class Scheduler {
 
   // One pass over `candidates`, which are in the order of arrival. `is_work_under_way`: something
   // that was queued may give room or candidates when it ends, so a pass without progress does not
-  // count.
+  // count. After an error nobody is scheduled, and contexts that were to begin are released; who
+  // was suspended, recomputed or lost is so all the same, and listed.
   Result<void> schedule(std::span<const Candidate> candidates, RequestResidency& residency,
                         bool is_work_under_way, Schedule& schedule);
 
@@ -147,6 +160,9 @@ class Scheduler {
  private:
   SchedulerConfig config_;
   std::int32_t idle_passes_ = 0;
+  // Of the pass under way; kept for their memory.
+  std::vector<Mark> marks_;
+  std::vector<std::size_t> waiting_;
 };
 
 }  // namespace slackwater::scheduler

@@ -1,0 +1,228 @@
+// What the scheduler is told of the requests, and what it does with their state.
+
+#include <algorithm>
+
+#include "engine/executor.h"
+#include "engine/timed.h"
+#include "slackwater/base/check.h"
+#include "slackwater/base/mutant.h"
+
+namespace slackwater::engine {
+
+bool Executor::can_evict() const { return config_.pools.host_bytes > 0; }
+
+bool Executor::is_active(RequestId id) const {
+  const LiveRequest* const request = find(id);
+  return request != nullptr && request->has_state &&
+         state_->sequence(id).status() == cache::SequenceStatus::kActive;
+}
+
+// Whether the device alone knows what the next round begins with, and may.
+bool Executor::is_on_device_loop() const {
+  return config_.loop == LoopKind::kOverlap && (config_.speculation.drafter == DrafterKind::kNone ||
+                                                config_.speculation.drafter == DrafterKind::kMtp);
+}
+
+bool Executor::can_be_scheduled(const LiveRequest& request) const {
+  if (request.in_flight == 0) {
+    // With drafts of the host two half-batches take turns, so that one runs while the other's
+    // drafts are looked at.
+    const bool takes_turns = config_.loop == LoopKind::kOverlap && !is_on_device_loop();
+    return !takes_turns || request.half == half_;
+  }
+  // A row that was suspended begins with what the host knows, as does one whose sampling needs
+  // what was sampled before.
+  return is_on_device_loop() && request.in_flight < 2 && is_active(request.id) &&
+         request.before != nullptr && !request.sampling.needs_history();
+}
+
+// Drafts that can still become tokens.
+std::int32_t Executor::draft_room(const LiveRequest& request) const {
+  if (!request.has_drafts) return 0;
+  const std::int64_t golden = std::ssize(request.tokens) - 1 + request.tokens_to_come;
+  return static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(request.limit - 2 - golden, 0, max_drafts_));
+}
+
+std::int32_t Executor::drafts_wanted(LiveRequest& request) {
+  const std::int32_t room = draft_room(request);
+  if (room == 0) return 0;
+  switch (config_.speculation.drafter) {
+    case DrafterKind::kNone: return 0;
+    case DrafterKind::kDraftModel: return std::min(room, request.draft_length.next());
+    case DrafterKind::kMtp:
+      return std::min(room, request.in_flight > 0
+                                ? request.num_proposed
+                                : static_cast<std::int32_t>(request.drafts.size()));
+    case DrafterKind::kNgram: break;
+  }
+  if (request.in_flight > 0) return 0;
+  if (!request.are_drafts_known) {
+    request.drafts.resize(static_cast<std::size_t>(max_drafts_));
+    const std::int32_t most = std::min(room, request.draft_length.next());
+    const std::int32_t found = request.ngrams.propose(most, request.drafts);
+    request.drafts.resize(static_cast<std::size_t>(found));
+    request.are_drafts_known = true;
+  }
+  return std::min(room, static_cast<std::int32_t>(request.drafts.size()));
+}
+
+scheduler::Candidate Executor::candidate_of(LiveRequest& request) {
+  scheduler::Candidate candidate;
+  candidate.request = request.id;
+  if (!request.has_state) begin_life(request);
+  const bool is_schedulable = can_be_scheduled(request);
+  candidate.is_in_flight = !is_schedulable && request.in_flight > 0;
+  candidate.is_held_back = !is_schedulable && request.in_flight == 0;
+  candidate.is_running = is_schedulable && request.in_flight > 0;
+  if (request.is_context()) {
+    candidate.phase = scheduler::RequestPhase::kContext;
+    candidate.context_end = request.context_end;
+    candidate.is_started = request.has_state && request.cursor > request.num_matched;
+    return candidate;
+  }
+  candidate.is_started = true;
+  const bool is_complete = std::ssize(request.tokens) + request.tokens_to_come >= request.limit;
+  candidate.phase =
+      is_complete ? scheduler::RequestPhase::kToComplete : scheduler::RequestPhase::kGeneration;
+  candidate.num_drafts = drafts_wanted(request);
+  return candidate;
+}
+
+void Executor::list_candidates() {
+  candidates_.clear();
+  if (!pipeline_.empty()) {
+    half_ = 1 - last_half_;
+  } else if (!requests_.empty()) {
+    half_ = requests_.front()->half;
+  }
+  bool is_first = true;
+  for (const std::unique_ptr<LiveRequest>& request : requests_) {
+    if (request->is_closing || request->hold != Hold::kNone) continue;
+    // Whose turn it is when nothing is under way: the oldest's.
+    if (is_first && pipeline_.empty()) half_ = request->half;
+    is_first = false;
+    candidates_.push_back(candidate_of(*request));
+  }
+}
+
+// --- The calls of the scheduler.
+
+cache::PriorityCallback Executor::priority_of(const LiveRequest& request) const {
+  const auto priority = static_cast<cache::Priority>(request.asked.page_priority);
+  if (priority == cache::kDefaultPriority) return {};
+  return [priority](BlockOrdinal, LayerGroupId) { return priority; };
+}
+
+Result<std::int64_t> Executor::prepare_context(RequestId id) {
+  LiveRequest& request = *find(id);
+  if (!request.has_state) {
+    hybrid::RequestOptions options;
+    options.request = id;
+    // Of what is computed again the last token is golden, and at least one before it is run.
+    options.tokens = std::span<const TokenId>(request.tokens)
+                         .first(static_cast<std::size_t>(request.context_end));
+    options.scope = request.asked.scope;
+    options.priority = priority_of(request);
+    options.expected_prompt_length = request.num_prompt;
+    options.epoch = request.life;
+    SLACKWATER_RETURN_IF_ERROR(state_->add_request(options));
+    request.has_state = true;
+    request.num_matched = request.cursor = state_->sequence(id).num_committed();
+    request.most_run = request.cursor;
+    SLACKWATER_ASSIGN_OR_RETURN(request.snapshot_points,
+                                state_->snapshot_points(id, request.context_end));
+  }
+  SLACKWATER_RETURN_IF_ERROR(bring_back(request));
+  return request.cursor;
+}
+
+Result<void> Executor::resize_context(RequestId id, std::int64_t num_tokens,
+                                      std::int32_t num_drafts) {
+  LiveRequest& request = *find(id);
+  const std::int64_t end = request.cursor + num_tokens;
+  const bool writes_ahead =
+      end == request.context_end && config_.speculation.drafter == DrafterKind::kMtp;
+  return make_room(request, end + num_drafts + (writes_ahead ? 1 + max_drafts_ : 0));
+}
+
+void Executor::release_context(RequestId id) {
+  LiveRequest& request = *find(id);
+  state_->free_resources(id);
+  request.has_state = false;
+  request.is_suspended = false;
+  request.cursor = 0;
+  request.snapshot_points.clear();
+}
+
+Result<void> Executor::allocate_generation(RequestId id, std::int32_t num_drafts) {
+  LiveRequest& request = *find(id);
+  const bool was_active = is_active(id);
+  const bool was_suspended = request.is_suspended;
+  SLACKWATER_RETURN_IF_ERROR(bring_back(request));
+  const std::int64_t first =
+      request.in_flight > 0 ? request.most_run : std::ssize(request.tokens) - 1;
+  const std::int64_t ahead =
+      config_.speculation.drafter == DrafterKind::kMtp ? max_drafts_ : std::int64_t{0};
+  const Result<void> sized = make_room(request, first + 1 + num_drafts + ahead);
+  if (sized.has_value() || was_active || !request.has_state) return sized;
+  // Refused as a whole: it sleeps as before.
+  const Result<void> back = state_->suspend_request(id);
+  SLACKWATER_CHECK(back.has_value(), "{}", back.error().text());
+  if (was_suspended) --statistics_.resumes;
+  request.is_suspended = was_suspended;
+  return sized;
+}
+
+void Executor::suspend(RequestId id) { send_away(*find(id)); }
+
+void Executor::recompute(RequestId id) { give_up(*find(id)); }
+
+Result<void> Executor::bring_back(LiveRequest& request) {
+  if (is_active(request.id)) return {};
+  const Timed timed(clock_, statistics_.pressure_time);
+  const Result<device::Event> resumed = state_->resume_request(request.id);
+  if (!resumed.has_value()) {
+    const bool is_lost = resumed.error().code() == ErrorCode::kDataLoss;
+    Error error = resumed.error();
+    if (is_lost) lose(request);
+    return tl::unexpected<Error>(std::move(error));
+  }
+  if (request.is_suspended) ++statistics_.resumes;
+  request.is_suspended = false;
+  return {};
+}
+
+// Room for the positions before `end`; what a rejected draft has left is given back elsewhere.
+Result<void> Executor::make_room(LiveRequest& request, std::int64_t end) {
+  const cache::Sequence& sequence = state_->sequence(request.id);
+  if (end <= sequence.capacity()) return {};
+  const Result<void> sized = state_->resize(request.id, end);
+  if (!sized.has_value() && sized.error().code() == ErrorCode::kDataLoss) lose(request);
+  return sized;
+}
+
+void Executor::send_away(LiveRequest& request) {
+  const Timed timed(clock_, statistics_.pressure_time);
+  const Result<void> suspended = state_->suspend_request(request.id);
+  SLACKWATER_CHECK(suspended.has_value(), "{}", suspended.error().text());
+  request.is_suspended = true;
+  ++request.num_suspends;
+  ++statistics_.suspends;
+  if (request.in_flight > 0) ++statistics_.suspends_in_flight;
+}
+
+void Executor::give_up(LiveRequest& request) {
+  const Timed timed(clock_, statistics_.pressure_time);
+  ++request.num_recomputes;
+  ++statistics_.recomputes;
+  end_life(request);
+}
+
+// A step or a copy has failed.
+void Executor::lose(LiveRequest& request) {
+  ++statistics_.losses;
+  end_life(request);
+}
+
+}  // namespace slackwater::engine
