@@ -30,6 +30,7 @@ struct LoneAnswer {
   std::vector<engine::OutputToken> tokens;  // an end-of-sequence token included
   std::string text;                         // empty without a tokenizer
   engine::FinishReason finish_reason = engine::FinishReason::kLength;
+  std::optional<Error> error;  // with kError: what kernels::sample refused
 };
 
 // The loop of model::generate_solo for whatever an engine runs: one sequence in memory of its own,
@@ -37,7 +38,7 @@ struct LoneAnswer {
 //
 // Ownership: borrows its parts; owns one sequence.
 // Threads: one.
-// Errors: what kernels::sample refuses, as the engine tells it with a request's last output.
+// Errors: none; what kernels::sample refuses ends the answer, and stands in it.
 class LoneGeneration {
  public:
   LoneGeneration(engine::LanguageModel& model, kernels::ExecutionContext& context,
@@ -45,8 +46,8 @@ class LoneGeneration {
       : model_(model), context_(context), tokenizer_(tokenizer) {}
 
   // The model has room for `chunk` tokens and one row of logits.
-  Result<LoneAnswer> run(const engine::GenerationRequest& request, std::int32_t choice,
-                         std::int32_t chunk) {
+  LoneAnswer run(const engine::GenerationRequest& request, std::int32_t choice,
+                 std::int32_t chunk) {
     const model::ModelConfig& config = model_.config();
     const std::int64_t capacity = std::min<std::int64_t>(
         config.max_length, std::ssize(request.prompt_tokens) + request.max_tokens);
@@ -63,7 +64,9 @@ class LoneGeneration {
       done += count;
     }
     while (std::ssize(answer_.tokens) < request.max_tokens) {
-      SLACKWATER_ASSIGN_OR_RETURN(const TokenId token, sample(request, choice));
+      const std::optional<TokenId> sampled = sample(request, choice);
+      if (!sampled.has_value()) break;
+      const TokenId token = *sampled;
       if (ends(request, token)) {
         answer_.finish_reason = engine::FinishReason::kStop;
         break;
@@ -73,7 +76,7 @@ class LoneGeneration {
       if (position_ + 1 >= config.max_length) break;
       step(std::span(&token, 1));
     }
-    if (text_.has_value() && answer_.finish_reason != engine::FinishReason::kStop) push_rest();
+    if (text_.has_value() && answer_.finish_reason == engine::FinishReason::kLength) push_rest();
     return std::move(answer_);
   }
 
@@ -98,7 +101,7 @@ class LoneGeneration {
     position_ += count;
   }
 
-  Result<TokenId> sample(const engine::GenerationRequest& request, std::int32_t choice) {
+  std::optional<TokenId> sample(const engine::GenerationRequest& request, std::int32_t choice) {
     kernels::SampleRow row;
     row.logits = logits_.data();
     row.parameters = request.sampling;
@@ -117,7 +120,12 @@ class LoneGeneration {
     args.rows = std::span(&row, 1);
     args.results = std::span(&sampled, 1);
     kernels::sample(context_, args);
-    if (!sampled.has_value()) return tl::unexpected<Error>(sampled.error());
+    if (!sampled.has_value()) {
+      answer_.tokens.pop_back();
+      answer_.finish_reason = engine::FinishReason::kError;
+      answer_.error = sampled.error();
+      return std::nullopt;
+    }
     out.token = sampled->token;
     out.logprob = sampled->logprob;
     count(out.token);
@@ -174,7 +182,7 @@ class LoneGeneration {
 //
 // Ownership: borrows its parts; owns the answers.
 // Threads: one.
-// Errors: as LoneGeneration.
+// Errors: none.
 class SoloOracle {
  public:
   static constexpr std::int32_t kChunk = 64;
@@ -185,7 +193,7 @@ class SoloOracle {
     model.reserve({.max_tokens = kChunk, .max_logits = 1});
   }
 
-  const Result<LoneAnswer>& answer(const engine::GenerationRequest& request, std::int32_t choice) {
+  const LoneAnswer& answer(const engine::GenerationRequest& request, std::int32_t choice) {
     std::string key = key_of(request, choice);
     const auto known = answers_.find(key);
     if (known != answers_.end()) return known->second;
@@ -220,7 +228,7 @@ class SoloOracle {
   }
 
   LoneGeneration generation_;
-  std::map<std::string, Result<LoneAnswer>> answers_;
+  std::map<std::string, LoneAnswer> answers_;
 };
 
 }  // namespace slackwater

@@ -73,13 +73,12 @@ TEST(SoloOracle, SaysWhatTheSoloLoopSays) {
             demo, *tokenizer, context, request.prompt_tokens,
             {.max_tokens = 40, .sampling = request.sampling, .stop = request.stop});
         ASSERT_TRUE(expected.has_value()) << expected.error().text();
-        const Result<LoneAnswer>& answer = oracle.answer(request, 0);
-        ASSERT_TRUE(answer.has_value()) << answer.error().text();
-        EXPECT_EQ(token_ids(*answer), expected->tokens);
-        EXPECT_EQ(answer->text, expected->text);
+        const LoneAnswer& answer = oracle.answer(request, 0);
+        EXPECT_EQ(token_ids(answer), expected->tokens);
+        EXPECT_EQ(answer.text, expected->text);
         EXPECT_EQ(to_string(expected->finish_reason),
-                  answer->finish_reason == FinishReason::kStop ? "stop" : "length");
-        num_stopped += answer->finish_reason == FinishReason::kStop ? 1 : 0;
+                  answer.finish_reason == FinishReason::kStop ? "stop" : "length");
+        num_stopped += answer.finish_reason == FinishReason::kStop ? 1 : 0;
       }
     }
   }
@@ -94,11 +93,7 @@ class SoloOracleOfDigests : public testing::Test {
     request_.max_tokens = 60;
     request_.ignore_eos = true;
   }
-  const LoneAnswer& answer(std::int32_t choice = 0) {
-    const Result<LoneAnswer>& found = oracle_.answer(request_, choice);
-    EXPECT_TRUE(found.has_value()) << found.error().text();
-    return *found;
-  }
+  const LoneAnswer& answer(std::int32_t choice = 0) { return oracle_.answer(request_, choice); }
 
   ThreadPool pool_;
   kernels::ExecutionContext context_;
@@ -148,6 +143,17 @@ TEST_F(SoloOracleOfDigests, LooksAtBiasPenaltiesAndLogprobs) {
   ASSERT_EQ(answer().tokens[5].top_logprobs.size(), 3u);
   EXPECT_EQ(answer().tokens[5].top_logprobs[0].token, plain[5]);
   EXPECT_EQ(answer().tokens[5].top_logprobs[0].logprob, answer().tokens[5].logprob);
+}
+
+TEST_F(SoloOracleOfDigests, EndsWithWhatCannotBeSampled) {
+  const std::vector<TokenId> plain = token_ids(answer());
+  // Twice is too much for a number.
+  request_.sampling.frequency_penalty = 3e38f;
+  request_.logit_bias = {{.token = plain[0], .bias = 3.3e38f}};
+  const LoneAnswer& failed = answer();
+  EXPECT_EQ(failed.finish_reason, FinishReason::kError);
+  EXPECT_EQ(failed.error->code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(token_ids(failed), std::vector<TokenId>(2, plain[0]));
 }
 
 }  // namespace
