@@ -174,13 +174,15 @@ void Executor::take_orders() {
     taken.swap(orders_);
   }
   for (const Order& order : taken) {
-    LiveRequest* const first = find(order.request);
-    if (first == nullptr) continue;
-    const std::int32_t choices = first->choice == 0 ? first->asked.num_choices : 1;
-    for (std::int32_t i = 0; i < choices; ++i) {
-      LiveRequest* const request =
-          find(RequestId(order.request.value() + static_cast<std::uint64_t>(i)));
-      if (request != nullptr && !request->is_closing) obey(order, *request);
+    const LiveRequest* const own = find(order.request);
+    const bool is_one = own != nullptr && own->choice > 0;
+    // The first choice may have ended before the others.
+    for (auto at = by_id_.lower_bound(order.request); at != by_id_.end(); ++at) {
+      LiveRequest& request = *at->second;
+      const std::uint64_t first = request.id.value() - static_cast<std::uint64_t>(request.choice);
+      if (!is_one && first != order.request.value()) break;
+      if (!request.is_closing) obey(order, request);
+      if (is_one) break;
     }
   }
 }
