@@ -38,6 +38,8 @@ struct EngineTally {
   std::int64_t refusals = 0;     // of requests that can never fit
   std::int64_t faults = 0;       // of copies and of memory
   std::int64_t left_behind = 0;  // requests of engines that ended before them
+  std::int64_t bundles = 0;      // written
+  std::int64_t restarts = 0;     // engines that went on from a bundle
   std::int64_t wrong_reads = 0;  // by the models, after faults
   std::int64_t worst_drain = 0;  // steps from the last submission to the end
   EngineStatistics engine;
@@ -98,6 +100,7 @@ class EngineSimulation {
     kRelease,
     kSuspend,
     kRebalance,
+    kBundle,
     kAudit,
     kLook,
     kRunDevice,
@@ -143,6 +146,7 @@ class EngineSimulation {
   Asked* draw_live(RequestId& id);
   void for_choices(RequestId id, const std::function<void(Asked&)>& visit);
   void cancel(RequestId id);
+  void bundle();
   void drain();
 
   // What is compared.
@@ -150,6 +154,7 @@ class EngineSimulation {
   void compare_tokens(const Asked& asked, const LoneAnswer& alone);
   void compare_end(Asked& asked, const RequestOutput& output);
   void judge();
+  void count_engine();
   std::string describe(const Asked& asked) const;
 
   const EngineSimulationOptions options_;

@@ -80,11 +80,11 @@ void EngineSimulation::draw_pools() {
   pools.num_blocks = static_cast<std::int32_t>(of_one * between(4, 16) / 4);
   // Where shares follow the load, one request may be promised less than there is now.
   if (config_.enable_rebalance) pools.num_blocks *= 2;
-  pools.num_slots = static_cast<std::int32_t>(between(2, 7));
+  pools.num_slots = static_cast<std::int32_t>(between(1, 6));
   const std::int32_t drafts = config_.speculation.max_drafts;
   const std::int64_t one = state_bytes(target, drafts) +
                            state_bytes(models_.draft->config(), drafts) + (std::int64_t{64} << 10);
-  pools.host_bytes = one * any_of({0, 3, 6, 40});
+  pools.host_bytes = one * any_of({0, 2, 4, 8, 40});
   if (options_.is_under_pressure) {
     pools.num_slots = 4;
     pools.host_bytes = one * 80;
@@ -95,8 +95,12 @@ void EngineSimulation::draw_pools() {
     pools.disk_directory = directory_->path();
     pools.disk_bytes = one * 40;
   }
+  if (once_in(6)) {
+    pools.device_bytes = one * pools.num_slots;
+    pools.num_slots = pools.num_blocks = 0;
+  }
   pools.guarantee_suspend = pools.host_bytes > 0 && once_in(3);
-  pools.grain_bytes = any_of({0, 4096});
+  pools.grain_bytes = pools.device_bytes > 0 || pools.disk_bytes > 0 ? 4096 : any_of({0, 4096});
 }
 
 // Where the host cannot take what is asked of it, it is asked for less.
@@ -126,31 +130,33 @@ void EngineSimulation::make_engine() {
       engine_ = *std::move(made);
       break;
     }
-    SLACKWATER_CHECK(attempt < 4 && made.error().code() == ErrorCode::kInvalidArgument, "{}; {}",
+    SLACKWATER_CHECK(attempt < 6 && made.error().code() == ErrorCode::kInvalidArgument, "{}; {}",
                      made.error().text(), describe());
     if (config_.pools.guarantee_suspend) {
       config_.pools.guarantee_suspend = false;
     } else {
       config_.pools.host_bytes *= 2;
+      config_.pools.device_bytes *= 2;
     }
   }
-  is_running_ = true;
 }
 
 std::string EngineSimulation::describe() const {
   const PoolConfig& pools = config_.pools;
   return fmt::format(
-      "seed {}: drafter {} of {}, loop {}, {} slots, {} blocks of {}, host {}, disk {}, {} {}, "
+      "seed {}: drafter {} of {}, loop {}, {} slots, {} blocks of {}, device {}, host {}, disk {}, "
+      "{} {}, "
       "policy {}, reuse {}, rebalance {}, snapshots {}, batch {} x {} tokens, chunks {} to {}, {} "
       "live, prompts to {}, answers to {}, faults {} {} {}",
       options_.seed, to_string(config_.speculation.drafter), config_.speculation.max_drafts,
       to_string(config_.loop), pools.num_slots, pools.num_blocks, pools.tokens_per_block,
-      pools.host_bytes, pools.disk_bytes, pools.guarantee_suspend ? "guaranteed," : "",
-      hybrid::to_string(config_.placement), static_cast<int>(config_.suspend_policy),
-      config_.enable_block_reuse, config_.enable_rebalance, config_.snapshot_interval,
-      config_.scheduler.max_batch_size, config_.scheduler.max_num_tokens,
-      config_.scheduler.chunk_unit, config_.scheduler.max_context_length, max_live_, max_prompt_,
-      max_answer_, copy_fault_permille_, step_fault_permille_, commit_fault_percent_);
+      pools.device_bytes, pools.host_bytes, pools.disk_bytes,
+      pools.guarantee_suspend ? "guaranteed," : "", hybrid::to_string(config_.placement),
+      static_cast<int>(config_.suspend_policy), config_.enable_block_reuse,
+      config_.enable_rebalance, config_.snapshot_interval, config_.scheduler.max_batch_size,
+      config_.scheduler.max_num_tokens, config_.scheduler.chunk_unit,
+      config_.scheduler.max_context_length, max_live_, max_prompt_, max_answer_,
+      copy_fault_permille_, step_fault_permille_, commit_fault_percent_);
 }
 
 // --- Requests.
@@ -218,7 +224,10 @@ GenerationRequest EngineSimulation::draw_request() {
   request.max_tokens = static_cast<std::int32_t>(between(0, max_answer_));
   draw_sampling(request);
   // What is said twice cannot be sampled: an error that the request alone has too.
-  if (once_in(48)) request.sampling.frequency_penalty = 3e38f;
+  if (once_in(32)) {
+    request.sampling.frequency_penalty = 3e38f;
+    request.logit_bias = {{.token = 7, .bias = 3.3e38f}};
+  }
   if (once_in(6)) request.num_choices = static_cast<std::int32_t>(between(2, 3));
   request.enable_speculation = !once_in(8);
   if (once_in(6)) request.scope.salt = below(2);
