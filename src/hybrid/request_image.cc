@@ -392,7 +392,8 @@ Result<void> HybridCacheManager::check_parts(const RequestImage& image) const {
     const bool is_of_state = tag_of(tags_, g).has_value();
     if (group.bytes.size() != group.blocks.size() * bytes ||
         group.stamps.size() != group.blocks.size() || !is_ascending ||
-        (!group.blocks.empty() && group.blocks.front() < 0) ||
+        (!group.blocks.empty() &&
+         (group.blocks.front() < 0 || group.blocks.back() >= std::int64_t{kBesidePages})) ||
         (is_of_state && group.blocks != std::vector<std::int64_t>{0})) {
       return damaged(fmt::format("layer group {} has {} bytes for {} pages of {}", g,
                                  group.bytes.size(), group.blocks.size(), bytes));
