@@ -5,8 +5,12 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "hybrid/hybrid_request.h"
 #include "slackwater/base/certificate.h"
