@@ -179,7 +179,8 @@ class HybridCacheManager {
   // another layout, with what differs; kDataLoss for bytes that are not what was exported;
   // kResourceExhausted where there is no room for it.
   //
-  // With CommitPolicy::kEndpointsOnly it publishes no further than the history it came with.
+  // With CommitPolicy::kEndpointsOnly, where a commit begins or ends at the history, its first
+  // publication is of exactly the history it came with, unless that is 0.
   Result<void> import_request(const RequestOptions& options, const RequestImage& image);
   // What an image must have been made with.
   ImageLayout image_layout() const;
