@@ -546,7 +546,7 @@ Result<void> HybridCacheManager::import_request(const RequestOptions& options,
     release_saves(*request);
     return placed;
   }
-  requests_.emplace(options.request, std::move(request));
+  keep(std::move(request));
   return {};
 }
 

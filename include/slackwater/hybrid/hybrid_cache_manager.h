@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "slackwater/base/clock.h"
@@ -221,6 +222,7 @@ class HybridCacheManager {
                      kernels::ExecutionContext* context, HybridConfig config);
   Result<void> make_groups();
   Result<void> add_dummies();
+  void keep(std::unique_ptr<HybridRequest> request);
   Result<HybridRequest*> find(RequestId request);
   Result<const HybridRequest*> find(RequestId request) const;
   Result<std::size_t> find_tag(std::string_view group_tag) const;
@@ -288,6 +290,8 @@ class HybridCacheManager {
   std::unique_ptr<cache::KvCacheManager> kv_cache_;
   std::vector<std::unique_ptr<ReplayState>> tags_;  // one per recurrent layer group
   std::map<RequestId, std::unique_ptr<HybridRequest>> requests_;
+  // The same, for every call that names one.
+  std::unordered_map<std::uint64_t, HybridRequest*> index_;
   std::vector<std::unique_ptr<HybridRequest>> dummies_;
   std::vector<HybridRequest*> moved_;  // whose slots have changed since they were set up
   // Of a setup; kept for their memory.
