@@ -6,11 +6,14 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "engine/bundle_format.h"
-#include "slackwater/base/check.h"
 #include "slackwater/base/mutant.h"
 
 namespace slackwater::engine {

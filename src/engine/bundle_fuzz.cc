@@ -26,14 +26,16 @@ void read_manifest(std::span<const std::byte> bytes) {
   const auto manifest = decode_manifest(bytes);
   if (!manifest.has_value()) return check_text(manifest.error());
   const std::vector<std::byte> again = encode_manifest(*manifest);
-  SLACKWATER_CHECK(std::ranges::equal(again, bytes), "another manifest");
+  SLACKWATER_CHECK(std::equal(again.begin(), again.end(), bytes.begin(), bytes.end()),
+                   "another manifest");
 }
 
 void read_image(std::span<const std::byte> bytes) {
   const auto image = decode_image(bytes, {});
   if (!image.has_value()) return check_text(image.error());
   const std::vector<std::byte> again = encode_image(*image);
-  SLACKWATER_CHECK(std::ranges::equal(again, bytes), "another image");
+  SLACKWATER_CHECK(std::equal(again.begin(), again.end(), bytes.begin(), bytes.end()),
+                   "another image");
 }
 
 }  // namespace

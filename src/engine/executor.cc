@@ -72,8 +72,8 @@ Result<void> Executor::make_state() {
 // --- Requests.
 
 LiveRequest* Executor::find(RequestId request) {
-  const auto at = by_id_.find(request);
-  return at == by_id_.end() ? nullptr : at->second;
+  const auto at = index_.find(request.value());
+  return at == index_.end() ? nullptr : at->second;
 }
 
 const LiveRequest* Executor::find(RequestId request) const {
@@ -83,6 +83,17 @@ const LiveRequest* Executor::find(RequestId request) const {
 TextOutput Executor::make_text(const GenerationRequest& asked) const {
   return TextOutput(parts_.tokenizer, asked.stop, model_.eos_ids, asked.stop_token_ids,
                     asked.ignore_eos);
+}
+
+void Executor::add(std::unique_ptr<LiveRequest> request) {
+  by_id_.emplace(request->id, request.get());
+  index_.emplace(request->id.value(), request.get());
+  requests_.push_back(std::move(request));
+}
+
+void Executor::remove(LiveRequest& request) {
+  by_id_.erase(request.id);
+  index_.erase(request.id.value());
 }
 
 std::unique_ptr<LiveRequest> Executor::make_request(const GenerationRequest& asked, RequestId id,
@@ -159,8 +170,7 @@ void Executor::take_submissions() {
     ++statistics_.submitted;
     request->half = admissions_++ % 2;
     LiveRequest& added = *request;
-    by_id_.emplace(added.id, &added);
-    requests_.push_back(std::move(request));
+    add(std::move(request));
     // Nothing to write: it ends as the solo loop does.
     if (added.limit <= added.num_prompt) close(added, FinishReason::kLength, std::nullopt);
   }
@@ -284,7 +294,7 @@ void Executor::sweep() {
     if (!is_done(request)) continue;
     publish_end(*request);
     state_->free_resources(request->id);
-    by_id_.erase(request->id);
+    remove(*request);
     ++gone;
   }
   std::erase_if(requests_, is_done);

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/live_request.h"
@@ -99,6 +100,8 @@ class Executor final : private scheduler::RequestResidency {
   void close(LiveRequest& request, FinishReason reason, std::optional<Error> error);
   void publish_end(LiveRequest& request);
   void sweep();
+  void add(std::unique_ptr<LiveRequest> request);
+  void remove(LiveRequest& request);
 
   // Scheduling.
   void list_candidates();
@@ -178,6 +181,7 @@ class Executor final : private scheduler::RequestResidency {
 
   std::vector<std::unique_ptr<LiveRequest>> requests_;
   std::map<RequestId, LiveRequest*> by_id_;
+  std::unordered_map<std::uint64_t, LiveRequest*> index_;  // the same, for the scheduler's calls
   // The next step's.
   std::vector<scheduler::Candidate> candidates_;
   scheduler::Schedule schedule_;

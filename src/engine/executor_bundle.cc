@@ -188,8 +188,7 @@ Result<void> Executor::take_up(const SavedRequest& saved, const hybrid::RequestI
   } else {
     begin_life(request);
   }
-  by_id_.emplace(saved.id, made.get());
-  requests_.push_back(std::move(made));
+  add(std::move(made));
   return {};
 }
 
@@ -213,7 +212,7 @@ Result<std::vector<ResumedRequest>> Executor::load_bundle(
   const auto take_back = [&](const Error& error) {
     for (std::size_t i = num_before; i < requests_.size(); ++i) {
       state_->free_resources(requests_[i]->id);
-      by_id_.erase(requests_[i]->id);
+      remove(*requests_[i]);
     }
     requests_.erase(requests_.begin() + static_cast<std::ptrdiff_t>(num_before), requests_.end());
     return tl::unexpected<Error>(error.with_context(directory.string()));

@@ -116,7 +116,8 @@ cache::PriorityCallback Executor::priority_of(const LiveRequest& request) const 
 
 Result<std::int64_t> Executor::prepare_context(RequestId id) {
   LiveRequest& request = *find(id);
-  if (!request.has_state) {
+  const bool is_new = !request.has_state;
+  if (is_new) {
     hybrid::RequestOptions options;
     options.request = id;
     // Of what is computed again the last token is golden, and at least one before it is run.
@@ -133,7 +134,12 @@ Result<std::int64_t> Executor::prepare_context(RequestId id) {
     SLACKWATER_ASSIGN_OR_RETURN(request.snapshot_points,
                                 state_->snapshot_points(id, request.context_end));
   }
-  SLACKWATER_RETURN_IF_ERROR(bring_back(request));
+  const Result<void> resident = bring_back(request);
+  if (!resident.has_value()) {
+    // What it matched is held by nobody then.
+    if (is_new && request.has_state) release_context(id);
+    return tl::unexpected<Error>(resident.error());
+  }
   return request.cursor;
 }
 

@@ -124,8 +124,8 @@ Result<void> HybridCacheManager::open(HybridRequest& request, std::span<const To
 }
 
 Result<HybridRequest*> HybridCacheManager::find(RequestId request) {
-  const auto at = requests_.find(request);
-  if (at != requests_.end()) return at->second.get();
+  const auto at = index_.find(request.value());
+  if (at != index_.end()) return at->second;
   return make_error(ErrorCode::kNotFound, "request {} is not one of the {} there are",
                     request.value(), requests_.size());
 }
@@ -162,8 +162,14 @@ Result<void> HybridCacheManager::add_request(const RequestOptions& options) {
   request->expected_prompt_length = options.expected_prompt_length;
   request->epoch = options.epoch;
   SLACKWATER_RETURN_IF_ERROR(open(*request, options.tokens));
-  requests_.emplace(options.request, std::move(request));
+  keep(std::move(request));
   return {};
+}
+
+void HybridCacheManager::keep(std::unique_ptr<HybridRequest> request) {
+  index_.emplace(request->id.value(), request.get());
+  const RequestId id = request->id;
+  requests_.emplace(id, std::move(request));
 }
 
 // All registries, or none.
@@ -289,6 +295,7 @@ void HybridCacheManager::free_resources(RequestId id) {
   forget(*at->second);
   release_saves(*at->second);
   at->second->sequence.close();
+  index_.erase(id.value());
   requests_.erase(at);
 }
 
@@ -406,7 +413,7 @@ Result<void> HybridCacheManager::set_quota(storage::Tier tier, std::int64_t byte
 }
 
 bool HybridCacheManager::has_request(RequestId request) const {
-  return requests_.contains(request);
+  return index_.contains(request.value());
 }
 
 std::optional<SlotId> HybridCacheManager::state_index(RequestId id,

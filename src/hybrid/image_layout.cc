@@ -1,6 +1,10 @@
 // What decides how the bytes of an image are to be read, and the digests that vouch for one.
 
 #include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "slackwater/base/certificate.h"
@@ -12,7 +16,7 @@
 namespace slackwater::hybrid {
 namespace {
 
-// Only their order decides what a shape means; so it is one value, for people too.
+// All of a shape is one value: who reads that it differs sees both.
 std::string describe(const KdaShape& shape) {
   return fmt::format("{} heads of {}, windows over {} taps in {}, {}", shape.num_heads,
                      shape.head_dim, shape.conv_taps, to_string(shape.conv_dtype),

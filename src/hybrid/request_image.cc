@@ -5,8 +5,12 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "hybrid/hybrid_request.h"
 #include "slackwater/base/certificate.h"
@@ -392,7 +396,8 @@ Result<void> HybridCacheManager::check_parts(const RequestImage& image) const {
     const bool is_of_state = tag_of(tags_, g).has_value();
     if (group.bytes.size() != group.blocks.size() * bytes ||
         group.stamps.size() != group.blocks.size() || !is_ascending ||
-        (!group.blocks.empty() && group.blocks.front() < 0) ||
+        (!group.blocks.empty() &&
+         (group.blocks.front() < 0 || group.blocks.back() >= std::int64_t{kBesidePages})) ||
         (is_of_state && group.blocks != std::vector<std::int64_t>{0})) {
       return damaged(fmt::format("layer group {} has {} bytes for {} pages of {}", g,
                                  group.bytes.size(), group.blocks.size(), bytes));
@@ -541,7 +546,7 @@ Result<void> HybridCacheManager::import_request(const RequestOptions& options,
     release_saves(*request);
     return placed;
   }
-  requests_.emplace(options.request, std::move(request));
+  keep(std::move(request));
   return {};
 }
 

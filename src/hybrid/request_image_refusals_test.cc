@@ -1,5 +1,7 @@
 // What is not exported, and what is not imported; nothing has changed then.
 
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -212,6 +214,7 @@ TEST_P(RequestImageRefusals, NumbersThatDoNotFitAreRefused) {
     expect_refused(fresh, options_of(1), changed, ErrorCode::kDataLoss, why);
   };
   expect("kept", [](RequestImage& changed) { changed.kept = 1000; });
+  expect("kept", [](RequestImage& changed) { changed.kept = -1; });
   expect("a history of 99", [](RequestImage& changed) { changed.history = 99; });
   expect("layer groups", [](RequestImage& changed) { changed.groups.pop_back(); });
   expect("layer groups", [](RequestImage& changed) { changed.tags.clear(); });
@@ -220,6 +223,9 @@ TEST_P(RequestImageRefusals, NumbersThatDoNotFitAreRefused) {
   expect("bytes for", [](RequestImage& changed) { changed.groups[0].stamps.pop_back(); });
   expect("bytes for", [](RequestImage& changed) { changed.groups[0].blocks[0] = -1; });
   expect("bytes for", [](RequestImage& changed) { changed.groups[0].blocks[1] = 0; });
+  expect("bytes for", [](RequestImage& changed) {
+    changed.groups[0].blocks.back() = std::numeric_limits<std::int64_t>::max();
+  });
   expect("at -1 of", [](RequestImage& changed) { changed.tags[0].page_position = -1; });
   expect("4 of 3 records", [](RequestImage& changed) { changed.tags[0].num_pending = 4; });
   expect("9 records pending", [](RequestImage& changed) { changed.tags[0].num_records = 9; });
@@ -282,6 +288,20 @@ TEST_P(RequestImageRefusals, WithoutRoomNothingIsTaken) {
   busy.enter(2);
   busy.enter(3);
   expect_kept(busy, numbers(10, 6), ErrorCode::kResourceExhausted, "");
+}
+
+// What its numbers ask for is bounded by the pools, not by what they say.
+TEST_P(RequestImageRefusals, ACapacityThatNoPoolHasIsRefused) {
+  World world(options());
+  Speaker speaker(world, 1, numbers(3, 6));
+  RequestImage image = image_of(world, speaker);
+  World fresh(options());
+  image.capacity = 100'000;
+  image.seal = seal_of(image);
+  expect_refused(fresh, options_of(1), image, ErrorCode::kResourceExhausted, "");
+  image.capacity = std::numeric_limits<std::int64_t>::max();
+  image.seal = seal_of(image);
+  expect_refused(fresh, options_of(1), image, ErrorCode::kInvalidArgument, "capacity");
 }
 
 TEST_P(RequestImageRefusals, ACopyThatFailsCostsAnotherTry) {

@@ -302,7 +302,7 @@ std::int64_t expect_same_guesses(const Guesses& got, const Guesses& want) {
   return num_chains;
 }
 
-TEST(MtpGolden, DraftsAreTheGoldenOnes) {
+TEST(MtpGoldenSlow, DraftsAreTheGoldenOnes) {
   const std::vector<Case> cases = golden_cases();
   std::int64_t num_compared = 0;
   for (std::size_t n = 0; n < cases.size(); ++n) {
@@ -362,7 +362,7 @@ TEST(MtpGoldenSlow, EveryTargetHasTheBitsOfTheReference) {
 }
 
 // No golden values exist for second drafts: they must at least be right far more often than chance.
-TEST(MtpGolden, SecondDraftsAreOftenRight) {
+TEST(MtpGoldenSlow, SecondDraftsAreOftenRight) {
   std::int64_t hits = 0;
   std::int64_t total = 0;
   const std::vector<Case> cases = golden_cases();

@@ -7,7 +7,6 @@
 #include <memory>
 #include <vector>
 
-#include "slackwater/base/digest.h"
 #include "slackwater/base/error.h"
 #include "slackwater/hybrid/request_image.h"
 

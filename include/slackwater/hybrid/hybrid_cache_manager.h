@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "slackwater/base/clock.h"
@@ -179,7 +180,8 @@ class HybridCacheManager {
   // another layout, with what differs; kDataLoss for bytes that are not what was exported;
   // kResourceExhausted where there is no room for it.
   //
-  // With CommitPolicy::kEndpointsOnly it publishes no further than the history it came with.
+  // With CommitPolicy::kEndpointsOnly, where a commit begins or ends at the history, its first
+  // publication is of exactly the history it came with, unless that is 0.
   Result<void> import_request(const RequestOptions& options, const RequestImage& image);
   // What an image must have been made with.
   ImageLayout image_layout() const;
@@ -220,6 +222,7 @@ class HybridCacheManager {
                      kernels::ExecutionContext* context, HybridConfig config);
   Result<void> make_groups();
   Result<void> add_dummies();
+  void keep(std::unique_ptr<HybridRequest> request);
   Result<HybridRequest*> find(RequestId request);
   Result<const HybridRequest*> find(RequestId request) const;
   Result<std::size_t> find_tag(std::string_view group_tag) const;
@@ -287,6 +290,8 @@ class HybridCacheManager {
   std::unique_ptr<cache::KvCacheManager> kv_cache_;
   std::vector<std::unique_ptr<ReplayState>> tags_;  // one per recurrent layer group
   std::map<RequestId, std::unique_ptr<HybridRequest>> requests_;
+  // The same, for every call that names one.
+  std::unordered_map<std::uint64_t, HybridRequest*> index_;
   std::vector<std::unique_ptr<HybridRequest>> dummies_;
   std::vector<HybridRequest*> moved_;  // whose slots have changed since they were set up
   // Of a setup; kept for their memory.
