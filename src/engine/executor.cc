@@ -169,13 +169,11 @@ void Executor::take_orders() {
     taken.swap(orders_);
   }
   for (const Order& order : taken) {
-    LiveRequest* const first = find(order.request);
-    if (first == nullptr) continue;
-    const std::int32_t choices = first->choice == 0 ? first->asked.num_choices : 1;
-    for (std::int32_t i = 0; i < choices; ++i) {
-      LiveRequest* const request =
-          find(RequestId(order.request.value() + static_cast<std::uint64_t>(i)));
-      if (request != nullptr && !request->is_closing) obey(order, *request);
+    // The first one may be gone already.
+    for (const std::unique_ptr<LiveRequest>& request : requests_) {
+      const std::uint64_t first = request->id.value() - static_cast<std::uint64_t>(request->choice);
+      const bool is_meant = request->id == order.request || RequestId(first) == order.request;
+      if (is_meant && !request->is_closing) obey(order, *request);
     }
   }
 }
@@ -213,6 +211,7 @@ void Executor::end_life(LiveRequest& request) {
   request.num_proposed = 0;
   request.are_drafts_known = false;
   request.has_run_before = true;
+  request.told_life.reset();
   request.snapshot_points.clear();
 }
 
@@ -248,21 +247,28 @@ void Executor::close(LiveRequest& request, FinishReason reason, std::optional<Er
 
 void Executor::tell(LiveRequest& request) {
   if (request.asked.on_output) request.asked.on_output(output_);
-  output_ = RequestOutput();
+  // Its memory is the next one's.
+  output_.tokens.clear();
+  output_.text.clear();
+  output_.finish_reason.reset();
+  output_.error.reset();
+  output_.num_prompt_tokens = output_.num_reused_tokens = output_.num_generated_tokens = 0;
 }
 
 // What it leaves for others: all tokens that were run and stay. Only while it is resident.
 void Executor::publish_end(LiveRequest& request) {
-  if (!request.has_state || !is_active(request.id)) return;
+  if (!request.has_state || !is_active(request.id) || !config_.enable_block_reuse) return;
   const std::int64_t committed = state_->sequence(request.id).num_committed();
   const std::int64_t end = std::ssize(request.tokens) - 1;
   if (end < committed) return;
+  const Result<device::Event> written = catch_up(request, end);
+  if (!written.has_value()) return;
   const auto tokens =
       std::span<const TokenId>(request.tokens)
           .subspan(static_cast<std::size_t>(committed), static_cast<std::size_t>(end - committed));
   // Where the page is past its end, because a stop text was found late, it is refused and counted.
-  const Result<void> published =
-      state_->publish(request.id, tokens, {.with_snapshot = true, .is_end = true});
+  const Result<void> published = state_->publish(
+      request.id, tokens, {.written = *written, .with_snapshot = true, .is_end = true});
   static_cast<void>(published);
 }
 
@@ -301,6 +307,7 @@ Result<bool> Executor::step() {
   take_submissions();
   take_orders();
   SLACKWATER_RETURN_IF_ERROR(check_rebalance());
+  if (is_idle_) take_from_held();
   {
     const Timed timed(clock_, statistics_.schedule_time);
     list_candidates();
@@ -319,6 +326,7 @@ Result<bool> Executor::step() {
     if (!is_queued) break;
   }
   sweep();
+  is_idle_ = !is_queued && pipeline_.empty();
   note_statistics();
   return has_work();
 }
@@ -337,6 +345,12 @@ Result<void> Executor::rebalance_now() { return rebalance(clock_.now()); }
 
 // Everybody sleeps, in the middle of a round too, while the pools change.
 Result<void> Executor::rebalance(Nanoseconds now) {
+  if (config_.placement == hybrid::ReplayPlacement::kBesidePool && max_drafts_ > 0) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "a rebalance with replay records {}, of which there are as many as there "
+                      "were slots; use ReplayPlacement::kInPool",
+                      to_string(config_.placement));
+  }
   const Timed timed(clock_, statistics_.rebalance_time);
   SLACKWATER_RETURN_IF_ERROR(drain());
   sweep();
@@ -353,6 +367,8 @@ Result<void> Executor::rebalance(Nanoseconds now) {
   state_->suspend_dummies();
   const Result<void> adjusted = state_->adjust(now);
   state_->resume_dummies();
+  // What is still queued looks at the tables of before.
+  stream_->synchronize();
   runner_->bind(*state_);
   if (adjusted.has_value()) {
     ++statistics_.rebalances;

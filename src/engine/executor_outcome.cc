@@ -33,10 +33,18 @@ Result<void> Executor::finish_oldest() {
   return {};
 }
 
-// Nothing that it computed is used: its rows come back as context.
+// Nothing that it computed is used: its rows come back as context, and whoever is closing leaves
+// nothing to others.
 void Executor::fail(Step& step) {
   for (const StepRow& row : step.rows) {
-    if (row.life == row.request->life && !row.request->is_closing) lose(*row.request);
+    LiveRequest& request = *row.request;
+    if (row.life == request.told_life) request.told_life.reset();
+    if (row.life != request.life || !request.has_state) continue;
+    if (!request.is_closing) {
+      lose(request);
+    } else if (!SLACKWATER_MUTANT(engine_publishes_failed_steps)) {
+      end_life(request);
+    }
   }
 }
 
@@ -45,9 +53,15 @@ void Executor::drop_unsound(Step& step) {
   const auto look = [&](const hybrid::BatchSetup& setup) {
     for (const hybrid::RowSetup& row : setup.rows) {
       LiveRequest* const request = find(row.row.request);
-      if (request == nullptr || !request->has_state || row.epoch != request->life) continue;
-      if (row.ready.wait() == EventStatus::kSucceeded) continue;
-      if (!request->is_closing) lose(*request);
+      if (request == nullptr || row.ready.wait() == EventStatus::kSucceeded) continue;
+      if (SLACKWATER_MUTANT(engine_uses_what_did_not_arrive)) continue;
+      if (row.epoch == request->told_life) request->told_life.reset();
+      if (!request->has_state || row.epoch != request->life) continue;
+      if (request->is_closing) {
+        end_life(*request);
+      } else {
+        lose(*request);
+      }
     }
   };
   look(step.setup);
@@ -94,10 +108,13 @@ bool Executor::add_token(LiveRequest& request, const RowOutcome& outcome, std::s
 
 void Executor::tell_row(const StepRow& row, const RowOutcome& outcome) {
   LiveRequest& request = *row.request;
-  if (row.life != request.life) return;
-  --request.in_flight;
-  request.tokens_to_come -= row.samples ? 1 : 0;
-  if (request.in_flight == 0) request.before = nullptr;
+  if (row.life == request.life) {
+    --request.in_flight;
+    request.tokens_to_come -= row.samples ? 1 : 0;
+    if (request.in_flight == 0) request.before = nullptr;
+  } else if (row.life != request.told_life || request.has_state) {
+    return;
+  }
   if (request.is_closing) return;
   output_.request = request.id;
   output_.choice = request.choice;
