@@ -1,7 +1,11 @@
 // How answers end: by a token, a text, a number, wherever that comes within accepted drafts.
 
 #include <algorithm>
+#include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -174,20 +178,63 @@ TEST(EngineEndingsText, ComesInPiecesThatAddUp) {
   EXPECT_GT(outputs, 10);
 }
 
+// The demo model, said to be good for short sequences only.
+class ShortModel final : public LanguageModel {
+ public:
+  ShortModel(std::unique_ptr<LanguageModel> model, std::int32_t max_length)
+      : model_(std::move(model)), config_(model_->config()) {
+    config_.max_length = max_length;
+  }
+  const model::ModelConfig& config() const override { return config_; }
+  Digest128 digest() const override { return model_->digest(); }
+  void reserve(model::ForwardPass::Limits limits) override { model_->reserve(limits); }
+  void run(const model::ForwardBatch& batch, std::span<float> logits) override {
+    model_->run(batch, logits);
+  }
+  const float* hidden() const override { return model_->hidden(); }
+  const float* first_hidden() const override { return model_->first_hidden(); }
+  void run_mtp(const model::MtpBatch& batch, std::span<float> logits) override {
+    model_->run_mtp(batch, logits);
+  }
+  const float* mtp_hidden() const override { return model_->mtp_hidden(); }
+
+ private:
+  std::unique_ptr<LanguageModel> model_;
+  model::ModelConfig config_;
+};
+
 // A sequence of the model's longest ends there, whatever was asked for.
 TEST(EngineEndingsText, TheModelsLongestSequenceIsAnEnd) {
-  const std::int64_t longest = DemoModels::get().model.config().max_length;
-  EngineConfig config = roomy();
-  config.pools.num_blocks = static_cast<std::int32_t>(longest / 32 + 8);
-  DemoEngine engine(config);
-  GenerationRequest request;
-  request.prompt_tokens = long_prompt(static_cast<std::size_t>(longest) - 5);
-  request.max_tokens = 50;
-  request.ignore_eos = true;
-  const RequestId id = engine.ask(request);
-  engine.run();
-  EXPECT_EQ(engine.answer(id).tokens.size(), 5u);
-  expect_as_alone(engine, id, request);
+  constexpr std::int32_t kLongest = 60;
+  DemoModels& demo = DemoModels::get();
+  for (const Setting& setting : every_setting()) {
+    SCOPED_TRACE(name_of(setting));
+    EngineConfig config = roomy();
+    config.loop = setting.loop;
+    config.speculation.drafter = setting.drafter;
+    const auto device = device::make_cpu_device();
+    ShortModel model(make_language_model(demo.model, demo.context), kLongest);
+    const auto draft = make_language_model(demo.draft, demo.context);
+    auto made =
+        Engine::create({device.get(), &demo.context, &model, draft.get(), &demo.tokenizer}, config);
+    ASSERT_TRUE(made.has_value()) << made.error().text();
+    GenerationRequest request;
+    request.prompt_tokens = long_prompt(41);
+    request.max_tokens = 500;
+    request.ignore_eos = true;
+    std::vector<TokenId> said;
+    std::optional<FinishReason> reason;
+    request.on_output = [&](const RequestOutput& output) {
+      for (const OutputToken& token : output.tokens) said.push_back(token.token);
+      reason = output.finish_reason;
+    };
+    ASSERT_TRUE((*made)->submit(request).has_value());
+    ASSERT_TRUE((*made)->run().has_value());
+    EXPECT_EQ(reason, FinishReason::kLength);
+    GenerationRequest shorter = request;
+    shorter.max_tokens = kLongest - 41;
+    EXPECT_EQ(said, alone(shorter).tokens);
+  }
 }
 
 // How long drafts are follows what is accepted: down to none where nothing is, and back.

@@ -72,12 +72,28 @@ Result<void> Executor::make_state() {
 // --- Requests.
 
 LiveRequest* Executor::find(RequestId request) {
-  const auto at = by_id_.find(request);
-  return at == by_id_.end() ? nullptr : at->second;
+  const auto at = index_.find(request.value());
+  return at == index_.end() ? nullptr : at->second;
 }
 
 const LiveRequest* Executor::find(RequestId request) const {
   return const_cast<Executor*>(this)->find(request);
+}
+
+TextOutput Executor::make_text(const GenerationRequest& asked) const {
+  return TextOutput(parts_.tokenizer, asked.stop, model_.eos_ids, asked.stop_token_ids,
+                    asked.ignore_eos);
+}
+
+void Executor::add(std::unique_ptr<LiveRequest> request) {
+  by_id_.emplace(request->id, request.get());
+  index_.emplace(request->id.value(), request.get());
+  requests_.push_back(std::move(request));
+}
+
+void Executor::remove(LiveRequest& request) {
+  by_id_.erase(request.id);
+  index_.erase(request.id.value());
 }
 
 std::unique_ptr<LiveRequest> Executor::make_request(const GenerationRequest& asked, RequestId id,
@@ -154,8 +170,7 @@ void Executor::take_submissions() {
     ++statistics_.submitted;
     request->half = admissions_++ % 2;
     LiveRequest& added = *request;
-    by_id_.emplace(added.id, &added);
-    requests_.push_back(std::move(request));
+    add(std::move(request));
     // Nothing to write: it ends as the solo loop does.
     if (added.limit <= added.num_prompt) close(added, FinishReason::kLength, std::nullopt);
   }
@@ -211,7 +226,6 @@ void Executor::end_life(LiveRequest& request) {
   request.num_proposed = 0;
   request.are_drafts_known = false;
   request.has_run_before = true;
-  request.told_life.reset();
   request.snapshot_points.clear();
 }
 
@@ -283,7 +297,7 @@ void Executor::sweep() {
     if (!is_done(request)) continue;
     publish_end(*request);
     state_->free_resources(request->id);
-    by_id_.erase(request->id);
+    remove(*request);
     ++gone;
   }
   std::erase_if(requests_, is_done);
@@ -446,15 +460,6 @@ void Executor::audit() {
                      "I2: request {} has {} rows under way of {}", request->id.value(),
                      request->in_flight, request->rows_queued);
   }
-}
-
-Result<void> Executor::save_bundle(const std::filesystem::path& directory) {
-  return make_error(ErrorCode::kUnimplemented, "bundle {}", directory.string());
-}
-Result<std::vector<RequestId>> Executor::load_bundle(
-    const std::filesystem::path& directory, std::function<void(const RequestOutput&)> on_output) {
-  static_cast<void>(on_output);
-  return make_error(ErrorCode::kUnimplemented, "bundle {}", directory.string());
 }
 
 }  // namespace slackwater::engine

@@ -10,9 +10,11 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/live_request.h"
+#include "engine/saved_request.h"
 #include "engine/step.h"
 #include "engine/step_runner.h"
 #include "slackwater/base/clock.h"
@@ -63,8 +65,8 @@ class Executor final : private scheduler::RequestResidency {
   Result<void> rebalance_now();
 
   Result<void> save_bundle(const std::filesystem::path& directory);
-  Result<std::vector<RequestId>> load_bundle(const std::filesystem::path& directory,
-                                             std::function<void(const RequestOutput&)> on_output);
+  Result<std::vector<ResumedRequest>> load_bundle(
+      const std::filesystem::path& directory, std::function<void(const RequestOutput&)> on_output);
 
   EngineStatistics statistics() const;
   std::vector<RequestView> view() const;
@@ -89,6 +91,8 @@ class Executor final : private scheduler::RequestResidency {
   void obey(const Order& order, LiveRequest& request);
   LiveRequest* find(RequestId request);
   const LiveRequest* find(RequestId request) const;
+  TextOutput make_text(const GenerationRequest& asked) const;
+  cache::PriorityCallback priority_of(const LiveRequest& request) const;
   std::unique_ptr<LiveRequest> make_request(const GenerationRequest& asked, RequestId id,
                                             std::int32_t choice);
   void end_life(LiveRequest& request);
@@ -98,6 +102,8 @@ class Executor final : private scheduler::RequestResidency {
   Result<device::Event> catch_up(LiveRequest& request, std::int64_t end);
   Result<void> queue_catch_up(LiveRequest& request, std::int64_t first, std::int64_t end);
   void sweep();
+  void add(std::unique_ptr<LiveRequest> request);
+  void remove(LiveRequest& request);
 
   // Scheduling.
   void list_candidates();
@@ -151,6 +157,11 @@ class Executor final : private scheduler::RequestResidency {
   bool add_token(LiveRequest& request, const RowOutcome& outcome, std::size_t index);
   void tell(LiveRequest& request);
 
+  Result<void> put_to_bed(LiveRequest& request);
+  Result<void> check_loaded(const SavedRequest& saved) const;
+  Result<void> take_up(const SavedRequest& saved, const hybrid::RequestImage& image,
+                       const std::function<void(const RequestOutput&)>& on_output);
+
   Result<void> check_rebalance();
   Result<void> rebalance(Nanoseconds now);
   Result<void> drain();
@@ -174,6 +185,7 @@ class Executor final : private scheduler::RequestResidency {
 
   std::vector<std::unique_ptr<LiveRequest>> requests_;
   std::map<RequestId, LiveRequest*> by_id_;
+  std::unordered_map<std::uint64_t, LiveRequest*> index_;  // the same, for the scheduler's calls
   // The next step's.
   std::vector<scheduler::Candidate> candidates_;
   scheduler::Schedule schedule_;

@@ -38,7 +38,6 @@ Result<void> Executor::finish_oldest() {
 void Executor::fail(Step& step) {
   for (const StepRow& row : step.rows) {
     LiveRequest& request = *row.request;
-    if (row.life == request.told_life) request.told_life.reset();
     if (row.life != request.life || !request.has_state) continue;
     if (!request.is_closing) {
       lose(request);
@@ -53,10 +52,9 @@ void Executor::drop_unsound(Step& step) {
   const auto look = [&](const hybrid::BatchSetup& setup) {
     for (const hybrid::RowSetup& row : setup.rows) {
       LiveRequest* const request = find(row.row.request);
-      if (request == nullptr || row.ready.wait() == EventStatus::kSucceeded) continue;
+      if (request == nullptr || !request->has_state || row.epoch != request->life) continue;
+      if (row.ready.wait() == EventStatus::kSucceeded) continue;
       if (SLACKWATER_MUTANT(engine_uses_what_did_not_arrive)) continue;
-      if (row.epoch == request->told_life) request->told_life.reset();
-      if (!request->has_state || row.epoch != request->life) continue;
       if (request->is_closing) {
         end_life(*request);
       } else {
@@ -108,13 +106,10 @@ bool Executor::add_token(LiveRequest& request, const RowOutcome& outcome, std::s
 
 void Executor::tell_row(const StepRow& row, const RowOutcome& outcome) {
   LiveRequest& request = *row.request;
-  if (row.life == request.life) {
-    --request.in_flight;
-    request.tokens_to_come -= row.samples ? 1 : 0;
-    if (request.in_flight == 0) request.before = nullptr;
-  } else if (row.life != request.told_life || request.has_state) {
-    return;
-  }
+  if (row.life != request.life) return;
+  --request.in_flight;
+  request.tokens_to_come -= row.samples ? 1 : 0;
+  if (request.in_flight == 0) request.before = nullptr;
   if (request.is_closing) return;
   output_.request = request.id;
   output_.choice = request.choice;

@@ -71,7 +71,10 @@ scheduler::Candidate Executor::candidate_of(LiveRequest& request) {
   scheduler::Candidate candidate;
   candidate.request = request.id;
   if (!request.has_state) begin_life(request);
-  candidate.is_in_flight = !can_be_scheduled(request);
+  const bool is_schedulable = can_be_scheduled(request);
+  candidate.is_in_flight = !is_schedulable && request.in_flight > 0;
+  candidate.is_held_back = !is_schedulable && request.in_flight == 0;
+  candidate.is_running = is_schedulable && request.in_flight > 0;
   if (request.is_context()) {
     candidate.phase = scheduler::RequestPhase::kContext;
     candidate.context_end = request.context_end;
@@ -117,6 +120,12 @@ void Executor::list_candidates() {
 
 // --- The calls of the scheduler.
 
+cache::PriorityCallback Executor::priority_of(const LiveRequest& request) const {
+  const auto priority = static_cast<cache::Priority>(request.asked.page_priority);
+  if (priority == cache::kDefaultPriority) return {};
+  return [priority](BlockOrdinal, LayerGroupId) { return priority; };
+}
+
 Result<std::int64_t> Executor::prepare_context(RequestId id) {
   LiveRequest& request = *find(id);
   const bool is_new = !request.has_state;
@@ -127,10 +136,7 @@ Result<std::int64_t> Executor::prepare_context(RequestId id) {
     options.tokens = std::span<const TokenId>(request.tokens)
                          .first(static_cast<std::size_t>(request.context_end));
     options.scope = request.asked.scope;
-    if (request.asked.page_priority != cache::kDefaultPriority) {
-      const auto priority = static_cast<cache::Priority>(request.asked.page_priority);
-      options.priority = [priority](BlockOrdinal, LayerGroupId) { return priority; };
-    }
+    options.priority = priority_of(request);
     options.expected_prompt_length = request.num_prompt;
     options.epoch = request.life;
     SLACKWATER_RETURN_IF_ERROR(state_->add_request(options));
@@ -140,13 +146,15 @@ Result<std::int64_t> Executor::prepare_context(RequestId id) {
     SLACKWATER_ASSIGN_OR_RETURN(request.snapshot_points,
                                 state_->snapshot_points(id, request.context_end));
   }
-  Result<void> back = bring_back(request);
-  if (back.has_value()) return request.cursor;
-  // What is refused leaves nothing: a match that is held would be in the way of others.
-  if (is_new && request.has_state && !SLACKWATER_MUTANT(engine_refused_context_holds)) {
-    release_context(id);
+  const Result<void> resident = bring_back(request);
+  if (!resident.has_value()) {
+    // What it matched is held by nobody then.
+    if (is_new && request.has_state && !SLACKWATER_MUTANT(engine_refused_context_holds)) {
+      release_context(id);
+    }
+    return tl::unexpected<Error>(resident.error());
   }
-  return tl::unexpected<Error>(std::move(back.error()));
+  return request.cursor;
 }
 
 Result<void> Executor::resize_context(RequestId id, std::int64_t num_tokens,
@@ -224,15 +232,13 @@ void Executor::send_away(LiveRequest& request) {
   if (request.in_flight > 0) ++statistics_.suspends_in_flight;
 }
 
-// What its rows under way sample is still told: it is not sampled again.
 void Executor::give_up(LiveRequest& request) {
   const Timed timed(clock_, statistics_.pressure_time);
+  SLACKWATER_CHECK(request.in_flight == 0, "request {} gives up {} rows under way",
+                   request.id.value(), request.in_flight);
   ++request.num_recomputes;
   ++statistics_.recomputes;
-  const bool is_under_way = request.in_flight > 0;
-  const std::uint64_t ended = request.life;
   end_life(request);
-  if (is_under_way && !SLACKWATER_MUTANT(engine_give_up_samples_again)) request.told_life = ended;
 }
 
 // Nothing could be scheduled twice in a row, and nothing is under way: whoever is held holds what

@@ -68,8 +68,6 @@ struct LiveRequest {
   std::int32_t num_proposed = 0;              // of drafts for it, known to the device or the host
   bool are_drafts_known = false;              // `drafts` belongs to the present tokens
 
-  // A life that was given up while its last row was under way: what that samples still counts.
-  std::optional<std::uint64_t> told_life;
   std::int32_t rows_queued = 0;  // of any life: it stays until they have ended
   std::uint64_t half = 0;        // of the overlapped loop with a drafter on the host
   bool is_closing = false;

@@ -55,6 +55,7 @@ struct HybridRequest {
   std::int64_t expected_prompt_length = 0;
   bool is_dummy = false;
   bool has_started = false;  // a save is reserved
+  bool was_resumed = false;  // it has pages
   bool is_lost = false;      // must come back as context
   std::uint64_t epoch = 0;
   std::uint64_t round = 0;
