@@ -146,7 +146,7 @@ class Executor final : private scheduler::RequestResidency {
   void reserve_snapshots(LiveRequest& request, std::int64_t first, std::int64_t num_tokens);
   void note_queued(Step& step);
   void publish_contexts(Step& step);
-  void run_item(Step& step, std::function<bool()> part);
+  void run_item(Step& step, std::function<bool(kernels::ExecutionContext&)> part);
 
   // Outcomes.
   Result<void> finish_oldest();
@@ -199,7 +199,7 @@ class Executor final : private scheduler::RequestResidency {
   std::uint64_t half_ = 0;
   std::uint64_t last_half_ = 0;
   std::uint64_t admissions_ = 0;
-  bool is_idle_ = false;  // the last pass queued nothing, and nothing is under way
+  bool is_idle_ = false;  // the last pass found nothing to do for anybody, with nothing under way
   RequestOutput output_;  // of the request that is told next
 
   // Shared with other threads.

@@ -33,12 +33,14 @@ bool Executor::can_be_scheduled(const LiveRequest& request) const {
   // A row that was suspended begins with what the host knows, as does one whose sampling needs
   // what was sampled before.
   return is_on_device_loop() && request.in_flight < 2 && is_active(request.id) &&
-         request.before != nullptr && !request.sampling.needs_history();
+         request.before != nullptr &&
+         (!request.sampling.needs_history() || SLACKWATER_MUTANT(engine_counts_ahead));
 }
 
 // Drafts that can still become tokens.
 std::int32_t Executor::draft_room(const LiveRequest& request) const {
   if (!request.has_drafts) return 0;
+  if (SLACKWATER_MUTANT(engine_drafts_past_the_limit)) return max_drafts_;
   const std::int64_t golden = std::ssize(request.tokens) - 1 + request.tokens_to_come;
   return static_cast<std::int32_t>(
       std::clamp<std::int64_t>(request.limit - 2 - golden, 0, max_drafts_));

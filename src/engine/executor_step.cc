@@ -153,9 +153,8 @@ Result<bool> Executor::prepare(Step& step) {
 }
 
 // Queues one part of a step; the step is done when its parts are.
-void Executor::run_item(Step& step, std::function<bool()> part) {
-  parts_.context->enqueue(*stream_,
-                          [part = std::move(part)](kernels::ExecutionContext&) { return part(); });
+void Executor::run_item(Step& step, std::function<bool(kernels::ExecutionContext&)> part) {
+  parts_.context->enqueue(*stream_, std::move(part));
   const std::array<device::Event, 2> both = {step.done, stream_->record()};
   step.done = device::merge(both);
 }
@@ -174,7 +173,7 @@ Result<void> Executor::queue_target(Step& step) {
   if (step.rows.empty()) return {};
   if (step.outcomes.size() < step.rows.size()) step.outcomes.resize(step.rows.size());
   if (step.num_accepted.size() < step.rows.size()) step.num_accepted.resize(step.rows.size());
-  run_item(step, [this, &step] { return runner_->run_target(step); });
+  run_item(step, [this, &step](kernels::ExecutionContext&) { return runner_->run_target(step); });
   state_->step_queued(step.setup);
   if (config_.speculation.drafter == DrafterKind::kMtp) {
     state_->record_acceptance(step.setup, step.num_accepted.data());
@@ -203,7 +202,9 @@ Result<void> Executor::queue_drafts(Step& step) {
     SLACKWATER_RETURN_IF_ERROR(set_up_drafts(step, call));
     if (call.num_rows == 0) break;
     const auto number = static_cast<std::size_t>(draft);
-    run_item(step, [this, &step, number] { return runner_->run_draft_call(step, number); });
+    run_item(step, [this, &step, number](kernels::ExecutionContext&) {
+      return runner_->run_draft_call(step, number);
+    });
     state_->step_queued(call.setup);
     ++step.num_draft_calls;
   }
@@ -300,7 +301,8 @@ Result<void> Executor::queue_draft_context(Step& step) {
   // The target's setup has just found all of them sound.
   SLACKWATER_CHECK(call.setup.lost.empty(), "{} rows were lost between two setups",
                    call.setup.lost.size());
-  run_item(step, [this, &step] { return runner_->run_draft_context(step); });
+  run_item(step,
+           [this, &step](kernels::ExecutionContext&) { return runner_->run_draft_context(step); });
   state_->step_queued(call.setup);
   return {};
 }
