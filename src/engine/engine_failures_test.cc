@@ -116,7 +116,10 @@ TEST_P(EngineFailures, ACopyThatDoesNotArriveCostsARecompute) {
       engine->audit();
     }
   }
-  EXPECT_GT(losses, 0);
+  // Without records beside the pages few copies are made at all.
+  if (GetParam().drafter != DrafterKind::kNone) {
+    EXPECT_GT(losses, 0);
+  }
 }
 
 // What is queued runs in the most inconvenient order that is allowed.

@@ -41,6 +41,7 @@ bool step(DemoEngine& engine) {
 TEST_P(EnginePressure, WithoutAHostTierOthersAreComputedAgainAndNothingIsSampledTwice) {
   EngineConfig config = tight();
   config.pools.host_bytes = 0;
+  config.pools.num_blocks = 5;
   DemoEngine engine(config);
   std::vector<std::pair<RequestId, GenerationRequest>> asked;
   for (std::size_t i = 0; i < 7; ++i) {
@@ -73,10 +74,18 @@ TEST_P(EnginePressure, SuspendedRequestsComeBackInOldAndInNewSlots) {
         request.ignore_eos = true;
         asked.emplace_back(engine.ask(request), request);
       }
-      // Beside the pressure, somebody is sent away in every step.
+      // Beside the pressure somebody is sent away in every step, and one after the other stays away
+      // until somebody else has his slot.
       std::size_t turn = 0;
+      RequestId away = asked[0].first;
       do {
-        engine->suspend(asked[turn++ % asked.size()].first);
+        engine->suspend(asked[turn % asked.size()].first);
+        if (turn % 8 == 3) {
+          away = asked[turn / 8 % asked.size()].first;
+          engine->hold(away, HoldPolicy::kSuspend);
+        }
+        if (turn % 8 == 7) engine->release(away);
+        ++turn;
       } while (step(engine));
       for (const auto& [id, request] : asked) expect_as_alone(engine, id, request);
       const EngineStatistics statistics = engine->statistics();

@@ -62,8 +62,8 @@ Result<void> Executor::make_state() {
       std::make_unique<StepRunner>(*parts_.context, *parts_.model, parts_.draft_model, options);
   runner_->bind(*state_);
   const std::int64_t past_end = positions_past_end(config_);
-  const std::int64_t longest =
-      state_->kv_cache().clamp_max_seq_len(1, std::int64_t{model_.max_length} + past_end);
+  SLACKWATER_ASSIGN_OR_RETURN(const std::int64_t most, tokens_for_one(parts_, config_));
+  const std::int64_t longest = state_->kv_cache().clamp_max_seq_len(1, most);
   max_sequence_length_ =
       std::clamp<std::int64_t>(longest - past_end, 0, std::int64_t{model_.max_length});
   return {};
@@ -86,13 +86,11 @@ TextOutput Executor::make_text(const GenerationRequest& asked) const {
 }
 
 void Executor::add(std::unique_ptr<LiveRequest> request) {
-  by_id_.emplace(request->id, request.get());
   index_.emplace(request->id.value(), request.get());
   requests_.push_back(std::move(request));
 }
 
 void Executor::remove(LiveRequest& request) {
-  by_id_.erase(request.id);
   index_.erase(request.id.value());
 }
 

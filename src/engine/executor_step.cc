@@ -145,6 +145,11 @@ Result<bool> Executor::prepare(Step& step) {
     SLACKWATER_RETURN_IF_ERROR(queue_draft_context(step));
   }
   note_queued(step);
+  if (config_.speculation.drafter == DrafterKind::kDraftModel) {
+    // Their rows of the target are queued already, and nobody will look at them.
+    for (const RequestId id : step.draft_context.setup.lost) lose(*find(id));
+    step.draft_context.setup.lost.clear();
+  }
   publish_contexts(step);
   pipeline_.push_back(&step);
   last_half_ = half_;
@@ -298,9 +303,13 @@ Result<void> Executor::queue_draft_context(Step& step) {
   }
   if (call.num_rows == 0) return {};
   SLACKWATER_RETURN_IF_ERROR(state_->setup_state_indices(batch_rows_, "draft", call.setup));
-  // The target's setup has just found all of them sound.
-  SLACKWATER_CHECK(call.setup.lost.empty(), "{} rows were lost between two setups",
-                   call.setup.lost.size());
+  for (const RequestId id : call.setup.lost) {
+    const auto end = call.rows.begin() + static_cast<std::ptrdiff_t>(call.num_rows);
+    const auto kept = std::remove_if(call.rows.begin(), end,
+                                     [&](const DraftRow& row) { return row.request->id == id; });
+    call.num_rows = static_cast<std::size_t>(kept - call.rows.begin());
+  }
+  if (call.num_rows == 0) return {};
   run_item(step,
            [this, &step](kernels::ExecutionContext&) { return runner_->run_draft_context(step); });
   state_->step_queued(call.setup);
@@ -313,6 +322,7 @@ void Executor::note_queued(Step& step) {
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const StepRow& row = step.rows[i];
     LiveRequest& request = *row.request;
+    request.half = half_;
     ++request.in_flight;
     ++request.rows_queued;
     request.before = &step.outcomes[i];
@@ -336,7 +346,7 @@ void Executor::note_queued(Step& step) {
 // Others find what a chunk has computed, and its snapshots, once its step has succeeded.
 void Executor::publish_contexts(Step& step) {
   for (const StepRow& row : step.rows) {
-    if (!row.is_context) continue;
+    if (!row.is_context || row.life != row.request->life) continue;
     LiveRequest& request = *row.request;
     const std::int64_t committed = state_->sequence(request.id).num_committed();
     const std::int64_t end = *row.first_position + row.num_tokens;
