@@ -164,10 +164,10 @@ TEST(C15Engine, AfterSomeChunksNoMoreThanThoseIsFound) {
 // KB-C15-06 (syv-ai/qwen38-27b-rtx3090 43): the state was not carried on where a chunk entered the
 // next block. Every split gives the same tokens.
 TEST(C15Engine, ChunksOfAnyLengthGiveTheSameTokens) {
-  const GenerationRequest request = of_length(117, 10, 2);
+  const GenerationRequest request = of_length(77, 8, 2);
   const SoloAnswer expected = alone(request);
   for (const Setting& setting : every_setting()) {
-    for (const std::int32_t unit : {1, 7, 12, 31, 33, 50}) {
+    for (const std::int32_t unit : {5, 12, 33}) {
       SCOPED_TRACE(testing::Message() << name_of(setting) << " in chunks of " << unit);
       EngineConfig config = small(setting);
       config.scheduler.chunk_unit = unit;
