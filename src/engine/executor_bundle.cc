@@ -55,6 +55,7 @@ Result<void> Executor::save_bundle(const std::filesystem::path& directory) {
   take_orders();
   SLACKWATER_RETURN_IF_ERROR(drain());
   sweep();
+  note_statistics();
   const hybrid::ImageLayout layout = state_->image_layout();
   ByteWriter record;
   record.u32(kSavedRequestVersion);
