@@ -86,13 +86,11 @@ TextOutput Executor::make_text(const GenerationRequest& asked) const {
 }
 
 void Executor::add(std::unique_ptr<LiveRequest> request) {
-  by_id_.emplace(request->id, request.get());
   index_.emplace(request->id.value(), request.get());
   requests_.push_back(std::move(request));
 }
 
 void Executor::remove(LiveRequest& request) {
-  by_id_.erase(request.id);
   index_.erase(request.id.value());
 }
 
@@ -184,15 +182,11 @@ void Executor::take_orders() {
     taken.swap(orders_);
   }
   for (const Order& order : taken) {
-    const LiveRequest* const own = find(order.request);
-    const bool is_one = own != nullptr && own->choice > 0;
-    // The first choice may have ended before the others.
-    for (auto at = by_id_.lower_bound(order.request); at != by_id_.end(); ++at) {
-      LiveRequest& request = *at->second;
-      const std::uint64_t first = request.id.value() - static_cast<std::uint64_t>(request.choice);
-      if (!is_one && first != order.request.value()) break;
-      if (!request.is_closing) obey(order, request);
-      if (is_one) break;
+    // The first one may be gone already.
+    for (const std::unique_ptr<LiveRequest>& request : requests_) {
+      const std::uint64_t first = request->id.value() - static_cast<std::uint64_t>(request->choice);
+      const bool is_meant = request->id == order.request || RequestId(first) == order.request;
+      if (is_meant && !request->is_closing) obey(order, *request);
     }
   }
 }
@@ -265,21 +259,28 @@ void Executor::close(LiveRequest& request, FinishReason reason, std::optional<Er
 
 void Executor::tell(LiveRequest& request) {
   if (request.asked.on_output) request.asked.on_output(output_);
-  output_ = RequestOutput();
+  // Its memory is the next one's.
+  output_.tokens.clear();
+  output_.text.clear();
+  output_.finish_reason.reset();
+  output_.error.reset();
+  output_.num_prompt_tokens = output_.num_reused_tokens = output_.num_generated_tokens = 0;
 }
 
 // What it leaves for others: all tokens that were run and stay. Only while it is resident.
 void Executor::publish_end(LiveRequest& request) {
-  if (!request.has_state || !is_active(request.id)) return;
+  if (!request.has_state || !is_active(request.id) || !config_.enable_block_reuse) return;
   const std::int64_t committed = state_->sequence(request.id).num_committed();
   const std::int64_t end = std::ssize(request.tokens) - 1;
   if (end < committed) return;
+  const Result<device::Event> written = catch_up(request, end);
+  if (!written.has_value()) return;
   const auto tokens =
       std::span<const TokenId>(request.tokens)
           .subspan(static_cast<std::size_t>(committed), static_cast<std::size_t>(end - committed));
   // Where the page is past its end, because a stop text was found late, it is refused and counted.
-  const Result<void> published =
-      state_->publish(request.id, tokens, {.with_snapshot = true, .is_end = true});
+  const Result<void> published = state_->publish(
+      request.id, tokens, {.written = *written, .with_snapshot = true, .is_end = true});
   static_cast<void>(published);
 }
 
@@ -318,6 +319,7 @@ Result<bool> Executor::step() {
   take_submissions();
   take_orders();
   SLACKWATER_RETURN_IF_ERROR(check_rebalance());
+  if (is_idle_) take_from_held();
   {
     const Timed timed(clock_, statistics_.schedule_time);
     list_candidates();
@@ -336,6 +338,7 @@ Result<bool> Executor::step() {
     if (!is_queued) break;
   }
   sweep();
+  is_idle_ = !is_queued && pipeline_.empty();
   note_statistics();
   return has_work();
 }
@@ -358,6 +361,12 @@ Result<void> Executor::rebalance_now() {
 
 // Everybody sleeps, in the middle of a round too, while the pools change.
 Result<void> Executor::rebalance(Nanoseconds now) {
+  if (config_.placement == hybrid::ReplayPlacement::kBesidePool && max_drafts_ > 0) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "a rebalance with replay records {}, of which there are as many as there "
+                      "were slots; use ReplayPlacement::kInPool",
+                      to_string(config_.placement));
+  }
   const Timed timed(clock_, statistics_.rebalance_time);
   SLACKWATER_RETURN_IF_ERROR(drain());
   sweep();
@@ -374,6 +383,8 @@ Result<void> Executor::rebalance(Nanoseconds now) {
   state_->suspend_dummies();
   const Result<void> adjusted = state_->adjust(now);
   state_->resume_dummies();
+  // What is still queued looks at the tables of before.
+  stream_->synchronize();
   runner_->bind(*state_);
   if (adjusted.has_value()) {
     ++statistics_.rebalances;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -99,6 +98,8 @@ class Executor final : private scheduler::RequestResidency {
   void begin_life(LiveRequest& request);
   void close(LiveRequest& request, FinishReason reason, std::optional<Error> error);
   void publish_end(LiveRequest& request);
+  Result<device::Event> catch_up(LiveRequest& request, std::int64_t end);
+  Result<void> queue_catch_up(LiveRequest& request, std::int64_t first, std::int64_t end);
   void sweep();
   void add(std::unique_ptr<LiveRequest> request);
   void remove(LiveRequest& request);
@@ -110,6 +111,8 @@ class Executor final : private scheduler::RequestResidency {
   std::int32_t drafts_wanted(LiveRequest& request);
   bool can_be_scheduled(const LiveRequest& request) const;
   bool is_on_device_loop() const;
+  bool waits_for_first_choice(const LiveRequest& request) const;
+  void take_from_held();
   Result<std::int64_t> prepare_context(RequestId request) override;
   Result<void> resize_context(RequestId request, std::int64_t num_tokens,
                               std::int32_t num_drafts) override;
@@ -180,8 +183,7 @@ class Executor final : private scheduler::RequestResidency {
   bool has_draft_group_ = false;
 
   std::vector<std::unique_ptr<LiveRequest>> requests_;
-  std::map<RequestId, LiveRequest*> by_id_;
-  std::unordered_map<std::uint64_t, LiveRequest*> index_;  // the same, for the scheduler's calls
+  std::unordered_map<std::uint64_t, LiveRequest*> index_;  // by id
   // The next step's.
   std::vector<scheduler::Candidate> candidates_;
   scheduler::Schedule schedule_;
@@ -195,6 +197,7 @@ class Executor final : private scheduler::RequestResidency {
   std::uint64_t half_ = 0;
   std::uint64_t last_half_ = 0;
   std::uint64_t admissions_ = 0;
+  bool is_idle_ = false;  // the last pass queued nothing, and nothing is under way
   RequestOutput output_;  // of the request that is told next
 
   // Shared with other threads.

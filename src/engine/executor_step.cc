@@ -16,6 +16,8 @@ using hybrid::RowKind;
 // Its memory was last used by a step that has ended, and whose outcomes nobody reads any more.
 Step& Executor::next_step() {
   Step& step = steps_[static_cast<std::size_t>(num_steps_) % steps_.size()];
+  // One whose rows were all lost may have left calls of the draft model behind.
+  step.done.wait();
   step.number = num_steps_++;
   step.rows.clear();
   step.tokens.clear();
@@ -117,8 +119,10 @@ void Executor::reserve_snapshots(LiveRequest& request, std::int64_t first,
   }
 }
 
-// Rows whose state was lost on its way: they come back as context.
+// Rows whose state was lost on its way: they come back as context. What is queued of the step looks
+// at their requests, which may be gone before it has run.
 void Executor::drop_rows(Step& step, std::span<const RequestId> lost) {
+  if (!lost.empty()) step.done.wait();
   for (const RequestId id : lost) {
     std::erase_if(step.rows, [&](const StepRow& row) { return row.request->id == id; });
     lose(*find(id));

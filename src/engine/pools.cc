@@ -55,6 +55,10 @@ Result<void> check_drafter(const EngineParts& parts, const EngineConfig& config)
                           "must speak the model's tokens",
                           parts.draft_model->config().vocab_size, model.vocab_size);
       }
+      if (parts.draft_model->config().num_kda_layers() == 0) {
+        return make_error(ErrorCode::kUnimplemented,
+                          "a draft model without recurrent layers; use one that has some");
+      }
       if (parts.draft_model->config().max_length < model.max_length) {
         return make_error(ErrorCode::kInvalidArgument,
                           "the draft model's sequences have at most {} tokens, the model's {}; use "
@@ -219,6 +223,10 @@ Result<void> validate(const EngineParts& parts, const EngineConfig& config) {
   if (parts.device == nullptr || parts.context == nullptr || parts.model == nullptr) {
     return make_error(ErrorCode::kInvalidArgument,
                       "an engine needs a device, an execution context and a model");
+  }
+  if (parts.model->config().num_kda_layers() == 0) {
+    return make_error(ErrorCode::kUnimplemented,
+                      "a model without recurrent layers; an engine runs hybrid models");
   }
   SLACKWATER_RETURN_IF_ERROR(scheduler::validate(config.scheduler));
   SLACKWATER_RETURN_IF_ERROR(check_pools(config.pools));

@@ -113,6 +113,7 @@ Result<void> HybridCacheManager::open(HybridRequest& request, std::span<const To
   SLACKWATER_ASSIGN_OR_RETURN(request.sequence, kv_cache_->create_sequence(options));
   request.cursors.assign(tags_.size(), {});
   request.open_rounds.clear();
+  request.settled_ahead.clear();
   request.snapshots.clear();
   request.setup_end = 0;
   request.is_lost = false;

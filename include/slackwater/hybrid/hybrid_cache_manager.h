@@ -142,7 +142,8 @@ class HybridCacheManager {
   // The acceptance of rounds, known to the host. Goes to the slot of an active request, and to what
   // was saved of a suspended one; room for drafts that were not kept is given back, so resize() for
   // the next step comes after it. Other epochs and rounds, and requests that are gone, are ignored
-  // and counted. kInvalidArgument for more than there were drafts: nothing has changed then.
+  // and counted. Rounds behind one that has ended ran no token: what was counted of them is taken
+  // back. kInvalidArgument for more than there were drafts: nothing has changed then.
   Result<void> update_resources(std::span<const Acceptance> acceptances);
   // The step has failed, or its results are not to be used: its rows come back as context.
   void fail_step(const BatchSetup& setup);
@@ -246,6 +247,8 @@ class HybridCacheManager {
   bool is_of_round(std::size_t tag, const StateCursor& cursor, std::int64_t page) const;
   void tell_slots(HybridRequest& request, std::optional<std::size_t> knows);
   void end_rounds(HybridRequest& request);
+  Result<void> check_end(const HybridRequest& request, const Acceptance& acceptance) const;
+  void take_back(HybridRequest& request, const Acceptance& acceptance);
   bool is_settled_round(const Acceptance& acceptance) const;
   void give_back_room(HybridRequest& request);
   Result<void> check_settled(const HybridRequest& request, std::string_view what) const;
