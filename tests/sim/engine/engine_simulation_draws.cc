@@ -213,6 +213,7 @@ void EngineSimulation::draw_sampling(GenerationRequest& request) {
     }
   }
   if (once_in(5)) request.stop_token_ids = {static_cast<TokenId>(below(vocabulary))};
+  if (models_.tokenizer != nullptr && once_in(3)) request.stop = {any_of({"the", "e ", "\n", ","})};
   if (once_in(6)) request.num_top_logprobs = static_cast<std::int32_t>(between(1, 3));
   request.wants_logprobs = request.num_top_logprobs > 0 || once_in(8);
   request.ignore_eos = once_in(3);
