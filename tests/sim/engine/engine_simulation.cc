@@ -319,6 +319,12 @@ void EngineSimulation::bundle() {
     ASSERT_TRUE(asked_.contains(resumed.id)) << resumed.id.value();
     EXPECT_EQ(resumed.answer, token_ids(asked_.at(resumed.id).tokens));
   }
+  // Orders that came while it was written are not part of it.
+  for (auto& [id, asked] : asked_) {
+    if (!asked.is_cancelled) continue;
+    asked.cancelled_at = steps_;
+    engine_->cancel(asked.first);
+  }
 }
 
 EngineSimulation::Asked* EngineSimulation::draw_live(RequestId& id) {
