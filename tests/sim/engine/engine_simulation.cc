@@ -29,7 +29,7 @@ Tokens token_ids(std::span<const OutputToken> tokens) {
 
 }  // namespace
 
-SimulatedModels make_digest_models() {
+SimulatedModels make_digest_models(kernels::ExecutionContext&, kernels::ExecutionContext&) {
   DigestModelOptions options = {.has_mtp = true, .max_length = kDigestLength};
   DigestModelOptions draft = {
       .weights = 2, .num_kda_layers = 1, .num_mla_layers = 1, .max_length = kDigestLength};
@@ -124,7 +124,7 @@ EngineSimulation::EngineSimulation(const EngineSimulationOptions& options)
     : options_(options),
       random_(options.seed),
       weights_(random_, {kSubmit}),
-      models_(options.make_models()) {
+      models_(options.make_models(context_, alone_context_)) {
   oracle_ = std::make_unique<SoloOracle>(*models_.alone, alone_context_, models_.tokenizer);
   draw_config();
   make_engine();
@@ -219,6 +219,11 @@ void EngineSimulation::drain() {
 }
 
 void EngineSimulation::operate() {
+  for (int i = 0; i < 4 && options_.is_under_pressure; ++i) {
+    // As if somebody were always in need of room.
+    RequestId victim;
+    if (draw_live(victim) != nullptr) engine_->suspend(victim);
+  }
   const auto wants_one = [&] { return asked_.size() < max_live_; };
   if (asked_.size() * 2 < max_live_ && once_in(2)) return submit(draw_request());
   if (!once_in(2)) return;
@@ -313,6 +318,12 @@ void EngineSimulation::bundle() {
   for (const ResumedRequest& resumed : *loaded) {
     ASSERT_TRUE(asked_.contains(resumed.id)) << resumed.id.value();
     EXPECT_EQ(resumed.answer, token_ids(asked_.at(resumed.id).tokens));
+  }
+  // Orders that came while it was written are not part of it.
+  for (auto& [id, asked] : asked_) {
+    if (!asked.is_cancelled) continue;
+    asked.cancelled_at = steps_;
+    engine_->cancel(asked.first);
   }
 }
 

@@ -61,7 +61,10 @@ struct SimulatedModels {
   std::function<std::int64_t()> num_wrong_drafts;
   std::function<std::string()> first_wrong;
 };
-SimulatedModels make_digest_models();
+using MakeModels = std::function<SimulatedModels(kernels::ExecutionContext& context,
+                                                 kernels::ExecutionContext& alone)>;
+SimulatedModels make_digest_models(kernels::ExecutionContext& context,
+                                   kernels::ExecutionContext& alone);
 
 // What is chosen for a simulation; the rest is drawn.
 struct EngineSimulationOptions {
@@ -71,7 +74,7 @@ struct EngineSimulationOptions {
   bool has_faults = true;
   bool is_under_pressure = false;  // a host tier, few slots, many requests
   std::size_t max_live = 0;        // requests at a time; 0: as drawn
-  std::function<SimulatedModels()> make_models = make_digest_models;
+  MakeModels make_models = make_digest_models;
 };
 
 // Random requests to an Engine over the sim device: few slots and blocks for many of them, tiers

@@ -80,7 +80,7 @@ void EngineSimulation::draw_pools() {
   pools.num_blocks = static_cast<std::int32_t>(of_one * between(4, 16) / 4);
   // Where shares follow the load, one request may be promised less than there is now.
   if (config_.enable_rebalance) pools.num_blocks *= 2;
-  pools.num_slots = static_cast<std::int32_t>(between(1, 6));
+  pools.num_slots = static_cast<std::int32_t>(between(config_.enable_block_reuse ? 2 : 1, 6));
   const std::int32_t drafts = config_.speculation.max_drafts;
   const std::int64_t one = state_bytes(target, drafts) +
                            state_bytes(models_.draft->config(), drafts) + (std::int64_t{64} << 10);
@@ -96,7 +96,7 @@ void EngineSimulation::draw_pools() {
     pools.disk_bytes = one * 40;
   }
   if (once_in(6)) {
-    pools.device_bytes = one * pools.num_slots;
+    pools.device_bytes = one * (4 + pools.num_slots);
     pools.num_slots = pools.num_blocks = 0;
   }
   pools.guarantee_suspend = pools.host_bytes > 0 && once_in(3);
@@ -135,8 +135,8 @@ void EngineSimulation::make_engine() {
     if (config_.pools.guarantee_suspend) {
       config_.pools.guarantee_suspend = false;
     } else {
-      config_.pools.host_bytes *= 2;
-      config_.pools.device_bytes *= 2;
+      const bool is_device = made.error().text().find("device tier") != std::string::npos;
+      (is_device ? config_.pools.device_bytes : config_.pools.host_bytes) *= 2;
     }
   }
 }
@@ -213,6 +213,7 @@ void EngineSimulation::draw_sampling(GenerationRequest& request) {
     }
   }
   if (once_in(5)) request.stop_token_ids = {static_cast<TokenId>(below(vocabulary))};
+  if (models_.tokenizer != nullptr && once_in(3)) request.stop = {any_of({"the", "e ", "\n", ","})};
   if (once_in(6)) request.num_top_logprobs = static_cast<std::int32_t>(between(1, 3));
   request.wants_logprobs = request.num_top_logprobs > 0 || once_in(8);
   request.ignore_eos = once_in(3);
