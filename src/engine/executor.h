@@ -68,6 +68,8 @@ class Executor final : private scheduler::RequestResidency {
 
   EngineStatistics statistics() const;
   std::vector<RequestView> view() const;
+  const GenerationRequest* asked(RequestId request) const;
+  std::span<const TokenId> tokens(RequestId request) const;
   const EngineConfig& config() const { return config_; }
   std::int64_t max_sequence_length() const { return max_sequence_length_; }
   hybrid::HybridCacheManager& state() { return *state_; }
@@ -89,6 +91,7 @@ class Executor final : private scheduler::RequestResidency {
   void obey(const Order& order, LiveRequest& request);
   LiveRequest* find(RequestId request);
   const LiveRequest* find(RequestId request) const;
+  const LiveRequest* find_open(RequestId request) const;
   std::unique_ptr<LiveRequest> make_request(const GenerationRequest& asked, RequestId id,
                                             std::int32_t choice);
   void end_life(LiveRequest& request);
