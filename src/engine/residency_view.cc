@@ -14,7 +14,7 @@ PoolUse use_of(const cache::PoolView& pool, const std::vector<cache::GroupView>&
   use.num_in_use = pool.room.unavailable;
   use.num_evictable = pool.room.evictable;
   for (const LayerGroupId id : pool.groups) {
-    const cache::GroupView& group = groups[id.value()];
+    const cache::GroupView& group = groups[static_cast<std::size_t>(id.value())];
     use.name += (use.name.empty() ? "" : ", ") + group.name;
     use.holds_blocks |= group.has_block_pages;
   }
