@@ -127,7 +127,7 @@ TEST(DraftLength, NoiseSeldomMovesIt) {
 TEST(DraftLength, AProbeIsDueUntilTheDrafterHasSomething) {
   DraftLength length(3, true);
   for (int round = 0; round < 8; ++round) length.record(length.next(), 0);
-  while (length.next() == 0) length.record(0, 0);
+  for (int round = 0; round < DraftLength::kProbeInterval; ++round) length.record(0, 0);
   for (int round = 0; round < 40; ++round) {
     EXPECT_EQ(length.next(), 1);
     length.record(0, 0);

@@ -37,7 +37,7 @@ void Engine::suspend(RequestId request) { executor_->suspend_now(request); }
 Result<void> Engine::save_bundle(const std::filesystem::path& directory) {
   return executor_->save_bundle(directory);
 }
-Result<std::vector<RequestId>> Engine::load_bundle(
+Result<std::vector<ResumedRequest>> Engine::load_bundle(
     const std::filesystem::path& directory, std::function<void(const RequestOutput&)> on_output) {
   return executor_->load_bundle(directory, std::move(on_output));
 }

@@ -62,8 +62,8 @@ Result<void> Executor::make_state() {
       std::make_unique<StepRunner>(*parts_.context, *parts_.model, parts_.draft_model, options);
   runner_->bind(*state_);
   const std::int64_t past_end = positions_past_end(config_);
-  const std::int64_t longest =
-      state_->kv_cache().clamp_max_seq_len(1, std::int64_t{model_.max_length} + past_end);
+  SLACKWATER_ASSIGN_OR_RETURN(const std::int64_t most, tokens_for_one(parts_, config_));
+  const std::int64_t longest = state_->kv_cache().clamp_max_seq_len(1, most);
   max_sequence_length_ =
       std::clamp<std::int64_t>(longest - past_end, 0, std::int64_t{model_.max_length});
   return {};
@@ -72,12 +72,26 @@ Result<void> Executor::make_state() {
 // --- Requests.
 
 LiveRequest* Executor::find(RequestId request) {
-  const auto at = by_id_.find(request);
-  return at == by_id_.end() ? nullptr : at->second;
+  const auto at = index_.find(request.value());
+  return at == index_.end() ? nullptr : at->second;
 }
 
 const LiveRequest* Executor::find(RequestId request) const {
   return const_cast<Executor*>(this)->find(request);
+}
+
+TextOutput Executor::make_text(const GenerationRequest& asked) const {
+  return TextOutput(parts_.tokenizer, asked.stop, model_.eos_ids, asked.stop_token_ids,
+                    asked.ignore_eos);
+}
+
+void Executor::add(std::unique_ptr<LiveRequest> request) {
+  index_.emplace(request->id.value(), request.get());
+  requests_.push_back(std::move(request));
+}
+
+void Executor::remove(LiveRequest& request) {
+  index_.erase(request.id.value());
 }
 
 std::unique_ptr<LiveRequest> Executor::make_request(const GenerationRequest& asked, RequestId id,
@@ -154,8 +168,7 @@ void Executor::take_submissions() {
     ++statistics_.submitted;
     request->half = admissions_++ % 2;
     LiveRequest& added = *request;
-    by_id_.emplace(added.id, &added);
-    requests_.push_back(std::move(request));
+    add(std::move(request));
     // Nothing to write: it ends as the solo loop does.
     if (added.limit <= added.num_prompt) close(added, FinishReason::kLength, std::nullopt);
   }
@@ -169,13 +182,11 @@ void Executor::take_orders() {
     taken.swap(orders_);
   }
   for (const Order& order : taken) {
-    LiveRequest* const first = find(order.request);
-    if (first == nullptr) continue;
-    const std::int32_t choices = first->choice == 0 ? first->asked.num_choices : 1;
-    for (std::int32_t i = 0; i < choices; ++i) {
-      LiveRequest* const request =
-          find(RequestId(order.request.value() + static_cast<std::uint64_t>(i)));
-      if (request != nullptr && !request->is_closing) obey(order, *request);
+    // The first one may be gone already.
+    for (const std::unique_ptr<LiveRequest>& request : requests_) {
+      const std::uint64_t first = request->id.value() - static_cast<std::uint64_t>(request->choice);
+      const bool is_meant = request->id == order.request || RequestId(first) == order.request;
+      if (is_meant && !request->is_closing) obey(order, *request);
     }
   }
 }
@@ -248,21 +259,28 @@ void Executor::close(LiveRequest& request, FinishReason reason, std::optional<Er
 
 void Executor::tell(LiveRequest& request) {
   if (request.asked.on_output) request.asked.on_output(output_);
-  output_ = RequestOutput();
+  // Its memory is the next one's.
+  output_.tokens.clear();
+  output_.text.clear();
+  output_.finish_reason.reset();
+  output_.error.reset();
+  output_.num_prompt_tokens = output_.num_reused_tokens = output_.num_generated_tokens = 0;
 }
 
 // What it leaves for others: all tokens that were run and stay. Only while it is resident.
 void Executor::publish_end(LiveRequest& request) {
-  if (!request.has_state || !is_active(request.id)) return;
+  if (!request.has_state || !is_active(request.id) || !config_.enable_block_reuse) return;
   const std::int64_t committed = state_->sequence(request.id).num_committed();
   const std::int64_t end = std::ssize(request.tokens) - 1;
   if (end < committed) return;
+  const Result<device::Event> written = catch_up(request, end);
+  if (!written.has_value()) return;
   const auto tokens =
       std::span<const TokenId>(request.tokens)
           .subspan(static_cast<std::size_t>(committed), static_cast<std::size_t>(end - committed));
   // Where the page is past its end, because a stop text was found late, it is refused and counted.
-  const Result<void> published =
-      state_->publish(request.id, tokens, {.with_snapshot = true, .is_end = true});
+  const Result<void> published = state_->publish(
+      request.id, tokens, {.written = *written, .with_snapshot = true, .is_end = true});
   static_cast<void>(published);
 }
 
@@ -277,7 +295,7 @@ void Executor::sweep() {
     if (!is_done(request)) continue;
     publish_end(*request);
     state_->free_resources(request->id);
-    by_id_.erase(request->id);
+    remove(*request);
     ++gone;
   }
   std::erase_if(requests_, is_done);
@@ -301,6 +319,7 @@ Result<bool> Executor::step() {
   take_submissions();
   take_orders();
   SLACKWATER_RETURN_IF_ERROR(check_rebalance());
+  if (is_idle_) take_from_held();
   {
     const Timed timed(clock_, statistics_.schedule_time);
     list_candidates();
@@ -319,6 +338,7 @@ Result<bool> Executor::step() {
     if (!is_queued) break;
   }
   sweep();
+  is_idle_ = !is_queued && pipeline_.empty();
   note_statistics();
   return has_work();
 }
@@ -337,6 +357,12 @@ Result<void> Executor::rebalance_now() { return rebalance(clock_.now()); }
 
 // Everybody sleeps, in the middle of a round too, while the pools change.
 Result<void> Executor::rebalance(Nanoseconds now) {
+  if (config_.placement == hybrid::ReplayPlacement::kBesidePool && max_drafts_ > 0) {
+    return make_error(ErrorCode::kFailedPrecondition,
+                      "a rebalance with replay records {}, of which there are as many as there "
+                      "were slots; use ReplayPlacement::kInPool",
+                      to_string(config_.placement));
+  }
   const Timed timed(clock_, statistics_.rebalance_time);
   SLACKWATER_RETURN_IF_ERROR(drain());
   sweep();
@@ -353,6 +379,8 @@ Result<void> Executor::rebalance(Nanoseconds now) {
   state_->suspend_dummies();
   const Result<void> adjusted = state_->adjust(now);
   state_->resume_dummies();
+  // What is still queued looks at the tables of before.
+  stream_->synchronize();
   runner_->bind(*state_);
   if (adjusted.has_value()) {
     ++statistics_.rebalances;
@@ -430,15 +458,6 @@ void Executor::audit() {
                      "I2: request {} has {} rows under way of {}", request->id.value(),
                      request->in_flight, request->rows_queued);
   }
-}
-
-Result<void> Executor::save_bundle(const std::filesystem::path& directory) {
-  return make_error(ErrorCode::kUnimplemented, "bundle {}", directory.string());
-}
-Result<std::vector<RequestId>> Executor::load_bundle(
-    const std::filesystem::path& directory, std::function<void(const RequestOutput&)> on_output) {
-  static_cast<void>(on_output);
-  return make_error(ErrorCode::kUnimplemented, "bundle {}", directory.string());
 }
 
 }  // namespace slackwater::engine

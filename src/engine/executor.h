@@ -5,14 +5,15 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/live_request.h"
+#include "engine/saved_request.h"
 #include "engine/step.h"
 #include "engine/step_runner.h"
 #include "slackwater/base/clock.h"
@@ -63,8 +64,8 @@ class Executor final : private scheduler::RequestResidency {
   Result<void> rebalance_now();
 
   Result<void> save_bundle(const std::filesystem::path& directory);
-  Result<std::vector<RequestId>> load_bundle(const std::filesystem::path& directory,
-                                             std::function<void(const RequestOutput&)> on_output);
+  Result<std::vector<ResumedRequest>> load_bundle(
+      const std::filesystem::path& directory, std::function<void(const RequestOutput&)> on_output);
 
   EngineStatistics statistics() const;
   std::vector<RequestView> view() const;
@@ -92,13 +93,19 @@ class Executor final : private scheduler::RequestResidency {
   LiveRequest* find(RequestId request);
   const LiveRequest* find(RequestId request) const;
   const LiveRequest* find_open(RequestId request) const;
+  TextOutput make_text(const GenerationRequest& asked) const;
+  cache::PriorityCallback priority_of(const LiveRequest& request) const;
   std::unique_ptr<LiveRequest> make_request(const GenerationRequest& asked, RequestId id,
                                             std::int32_t choice);
   void end_life(LiveRequest& request);
   void begin_life(LiveRequest& request);
   void close(LiveRequest& request, FinishReason reason, std::optional<Error> error);
   void publish_end(LiveRequest& request);
+  Result<device::Event> catch_up(LiveRequest& request, std::int64_t end);
+  Result<void> queue_catch_up(LiveRequest& request, std::int64_t first, std::int64_t end);
   void sweep();
+  void add(std::unique_ptr<LiveRequest> request);
+  void remove(LiveRequest& request);
 
   // Scheduling.
   void list_candidates();
@@ -107,6 +114,8 @@ class Executor final : private scheduler::RequestResidency {
   std::int32_t drafts_wanted(LiveRequest& request);
   bool can_be_scheduled(const LiveRequest& request) const;
   bool is_on_device_loop() const;
+  bool waits_for_first_choice(const LiveRequest& request) const;
+  void take_from_held();
   Result<std::int64_t> prepare_context(RequestId request) override;
   Result<void> resize_context(RequestId request, std::int64_t num_tokens,
                               std::int32_t num_drafts) override;
@@ -150,6 +159,11 @@ class Executor final : private scheduler::RequestResidency {
   bool add_token(LiveRequest& request, const RowOutcome& outcome, std::size_t index);
   void tell(LiveRequest& request);
 
+  Result<void> put_to_bed(LiveRequest& request);
+  Result<void> check_loaded(const SavedRequest& saved) const;
+  Result<void> take_up(const SavedRequest& saved, const hybrid::RequestImage& image,
+                       const std::function<void(const RequestOutput&)>& on_output);
+
   Result<void> check_rebalance();
   Result<void> rebalance(Nanoseconds now);
   Result<void> drain();
@@ -172,7 +186,7 @@ class Executor final : private scheduler::RequestResidency {
   bool has_draft_group_ = false;
 
   std::vector<std::unique_ptr<LiveRequest>> requests_;
-  std::map<RequestId, LiveRequest*> by_id_;
+  std::unordered_map<std::uint64_t, LiveRequest*> index_;  // by id
   // The next step's.
   std::vector<scheduler::Candidate> candidates_;
   scheduler::Schedule schedule_;
@@ -186,6 +200,7 @@ class Executor final : private scheduler::RequestResidency {
   std::uint64_t half_ = 0;
   std::uint64_t last_half_ = 0;
   std::uint64_t admissions_ = 0;
+  bool is_idle_ = false;  // the last pass queued nothing, and nothing is under way
   RequestOutput output_;  // of the request that is told next
 
   // Shared with other threads.

@@ -33,10 +33,17 @@ Result<void> Executor::finish_oldest() {
   return {};
 }
 
-// Nothing that it computed is used: its rows come back as context.
+// Nothing that it computed is used: its rows come back as context, and whoever is closing leaves
+// nothing to others.
 void Executor::fail(Step& step) {
   for (const StepRow& row : step.rows) {
-    if (row.life == row.request->life && !row.request->is_closing) lose(*row.request);
+    LiveRequest& request = *row.request;
+    if (row.life != request.life || !request.has_state) continue;
+    if (!request.is_closing) {
+      lose(request);
+    } else if (!SLACKWATER_MUTANT(engine_publishes_failed_steps)) {
+      end_life(request);
+    }
   }
 }
 
@@ -47,7 +54,12 @@ void Executor::drop_unsound(Step& step) {
       LiveRequest* const request = find(row.row.request);
       if (request == nullptr || !request->has_state || row.epoch != request->life) continue;
       if (row.ready.wait() == EventStatus::kSucceeded) continue;
-      if (!request->is_closing) lose(*request);
+      if (SLACKWATER_MUTANT(engine_uses_what_did_not_arrive)) continue;
+      if (request->is_closing) {
+        end_life(*request);
+      } else {
+        lose(*request);
+      }
     }
   };
   look(step.setup);

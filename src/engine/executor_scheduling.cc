@@ -28,7 +28,7 @@ bool Executor::can_be_scheduled(const LiveRequest& request) const {
     // With drafts of the host two half-batches take turns, so that one runs while the other's
     // drafts are looked at.
     const bool takes_turns = config_.loop == LoopKind::kOverlap && !is_on_device_loop();
-    return !takes_turns || request.half == half_;
+    return !takes_turns || request.half == half_ || is_idle_;
   }
   // A row that was suspended begins with what the host knows, as does one whose sampling needs
   // what was sampled before.
@@ -71,7 +71,10 @@ scheduler::Candidate Executor::candidate_of(LiveRequest& request) {
   scheduler::Candidate candidate;
   candidate.request = request.id;
   if (!request.has_state) begin_life(request);
-  candidate.is_in_flight = !can_be_scheduled(request);
+  const bool is_schedulable = can_be_scheduled(request);
+  candidate.is_in_flight = !is_schedulable && request.in_flight > 0;
+  candidate.is_held_back = !is_schedulable && request.in_flight == 0;
+  candidate.is_running = is_schedulable && request.in_flight > 0;
   if (request.is_context()) {
     candidate.phase = scheduler::RequestPhase::kContext;
     candidate.context_end = request.context_end;
@@ -86,6 +89,17 @@ scheduler::Candidate Executor::candidate_of(LiveRequest& request) {
   return candidate;
 }
 
+// Choices share a prompt: the others find what the first one has computed of it, once that is
+// there.
+bool Executor::waits_for_first_choice(const LiveRequest& request) const {
+  if (request.choice == 0 || request.has_state || !config_.enable_block_reuse) return false;
+  if (SLACKWATER_MUTANT(engine_choices_compute_the_prompt)) return false;
+  const LiveRequest* const first =
+      find(RequestId(request.id.value() - static_cast<std::uint64_t>(request.choice)));
+  return first != nullptr && !first->is_closing && first->hold == Hold::kNone &&
+         first->num_generated() == 0;
+}
+
 void Executor::list_candidates() {
   candidates_.clear();
   if (!pipeline_.empty()) {
@@ -96,6 +110,7 @@ void Executor::list_candidates() {
   bool is_first = true;
   for (const std::unique_ptr<LiveRequest>& request : requests_) {
     if (request->is_closing || request->hold != Hold::kNone) continue;
+    if (waits_for_first_choice(*request)) continue;
     // Whose turn it is when nothing is under way: the oldest's.
     if (is_first && pipeline_.empty()) half_ = request->half;
     is_first = false;
@@ -105,19 +120,23 @@ void Executor::list_candidates() {
 
 // --- The calls of the scheduler.
 
+cache::PriorityCallback Executor::priority_of(const LiveRequest& request) const {
+  const auto priority = static_cast<cache::Priority>(request.asked.page_priority);
+  if (priority == cache::kDefaultPriority) return {};
+  return [priority](BlockOrdinal, LayerGroupId) { return priority; };
+}
+
 Result<std::int64_t> Executor::prepare_context(RequestId id) {
   LiveRequest& request = *find(id);
-  if (!request.has_state) {
+  const bool is_new = !request.has_state;
+  if (is_new) {
     hybrid::RequestOptions options;
     options.request = id;
     // Of what is computed again the last token is golden, and at least one before it is run.
     options.tokens = std::span<const TokenId>(request.tokens)
                          .first(static_cast<std::size_t>(request.context_end));
     options.scope = request.asked.scope;
-    if (request.asked.page_priority != cache::kDefaultPriority) {
-      const auto priority = static_cast<cache::Priority>(request.asked.page_priority);
-      options.priority = [priority](BlockOrdinal, LayerGroupId) { return priority; };
-    }
+    options.priority = priority_of(request);
     options.expected_prompt_length = request.num_prompt;
     options.epoch = request.life;
     SLACKWATER_RETURN_IF_ERROR(state_->add_request(options));
@@ -127,7 +146,14 @@ Result<std::int64_t> Executor::prepare_context(RequestId id) {
     SLACKWATER_ASSIGN_OR_RETURN(request.snapshot_points,
                                 state_->snapshot_points(id, request.context_end));
   }
-  SLACKWATER_RETURN_IF_ERROR(bring_back(request));
+  const Result<void> resident = bring_back(request);
+  if (!resident.has_value()) {
+    // What it matched is held by nobody then.
+    if (is_new && request.has_state && !SLACKWATER_MUTANT(engine_refused_context_holds)) {
+      release_context(id);
+    }
+    return tl::unexpected<Error>(resident.error());
+  }
   return request.cursor;
 }
 
@@ -208,9 +234,23 @@ void Executor::send_away(LiveRequest& request) {
 
 void Executor::give_up(LiveRequest& request) {
   const Timed timed(clock_, statistics_.pressure_time);
+  SLACKWATER_CHECK(request.in_flight == 0, "request {} gives up {} rows under way",
+                   request.id.value(), request.in_flight);
   ++request.num_recomputes;
   ++statistics_.recomputes;
   end_life(request);
+}
+
+// Nothing could be scheduled twice in a row, and nothing is under way: whoever is held holds what
+// the others need. The youngest of them gives it up.
+void Executor::take_from_held() {
+  if (candidates_.empty() || SLACKWATER_MUTANT(engine_held_keeps_what_it_has)) return;
+  for (auto at = requests_.rbegin(); at != requests_.rend(); ++at) {
+    LiveRequest& request = **at;
+    if (request.hold == Hold::kNone || request.is_closing || !request.has_state) continue;
+    give_up(request);
+    return;
+  }
 }
 
 // A step or a copy has failed.

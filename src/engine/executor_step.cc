@@ -16,6 +16,8 @@ using hybrid::RowKind;
 // Its memory was last used by a step that has ended, and whose outcomes nobody reads any more.
 Step& Executor::next_step() {
   Step& step = steps_[static_cast<std::size_t>(num_steps_) % steps_.size()];
+  // One whose rows were all lost may have left calls of the draft model behind.
+  step.done.wait();
   step.number = num_steps_++;
   step.rows.clear();
   step.tokens.clear();
@@ -117,8 +119,10 @@ void Executor::reserve_snapshots(LiveRequest& request, std::int64_t first,
   }
 }
 
-// Rows whose state was lost on its way: they come back as context.
+// Rows whose state was lost on its way: they come back as context. What is queued of the step looks
+// at their requests, which may be gone before it has run.
 void Executor::drop_rows(Step& step, std::span<const RequestId> lost) {
+  if (!lost.empty()) step.done.wait();
   for (const RequestId id : lost) {
     std::erase_if(step.rows, [&](const StepRow& row) { return row.request->id == id; });
     lose(*find(id));
@@ -141,6 +145,11 @@ Result<bool> Executor::prepare(Step& step) {
     SLACKWATER_RETURN_IF_ERROR(queue_draft_context(step));
   }
   note_queued(step);
+  if (config_.speculation.drafter == DrafterKind::kDraftModel) {
+    // Their rows of the target are queued already, and nobody will look at them.
+    for (const RequestId id : step.draft_context.setup.lost) lose(*find(id));
+    step.draft_context.setup.lost.clear();
+  }
   publish_contexts(step);
   pipeline_.push_back(&step);
   last_half_ = half_;
@@ -293,9 +302,13 @@ Result<void> Executor::queue_draft_context(Step& step) {
   }
   if (call.num_rows == 0) return {};
   SLACKWATER_RETURN_IF_ERROR(state_->setup_state_indices(batch_rows_, "draft", call.setup));
-  // The target's setup has just found all of them sound.
-  SLACKWATER_CHECK(call.setup.lost.empty(), "{} rows were lost between two setups",
-                   call.setup.lost.size());
+  for (const RequestId id : call.setup.lost) {
+    const auto end = call.rows.begin() + static_cast<std::ptrdiff_t>(call.num_rows);
+    const auto kept = std::remove_if(call.rows.begin(), end,
+                                     [&](const DraftRow& row) { return row.request->id == id; });
+    call.num_rows = static_cast<std::size_t>(kept - call.rows.begin());
+  }
+  if (call.num_rows == 0) return {};
   run_item(step, [this, &step] { return runner_->run_draft_context(step); });
   state_->step_queued(call.setup);
   return {};
@@ -330,7 +343,7 @@ void Executor::note_queued(Step& step) {
 // Others find what a chunk has computed, and its snapshots, once its step has succeeded.
 void Executor::publish_contexts(Step& step) {
   for (const StepRow& row : step.rows) {
-    if (!row.is_context) continue;
+    if (!row.is_context || row.life != row.request->life) continue;
     LiveRequest& request = *row.request;
     const std::int64_t committed = state_->sequence(request.id).num_committed();
     const std::int64_t end = *row.first_position + row.num_tokens;

@@ -55,6 +55,10 @@ Result<void> check_drafter(const EngineParts& parts, const EngineConfig& config)
                           "must speak the model's tokens",
                           parts.draft_model->config().vocab_size, model.vocab_size);
       }
+      if (parts.draft_model->config().num_kda_layers() == 0) {
+        return make_error(ErrorCode::kUnimplemented,
+                          "a draft model without recurrent layers; use one that has some");
+      }
       if (parts.draft_model->config().max_length < model.max_length) {
         return make_error(ErrorCode::kInvalidArgument,
                           "the draft model's sequences have at most {} tokens, the model's {}; use "
@@ -196,10 +200,33 @@ std::int64_t positions_past_end(const EngineConfig& config) {
   return 3 * (1 + std::int64_t{config.speculation.max_drafts});
 }
 
+Result<std::int64_t> tokens_for_one(const EngineParts& parts, const EngineConfig& config) {
+  const PoolConfig& pools = config.pools;
+  const std::int64_t longest =
+      std::int64_t{parts.model->config().max_length} + positions_past_end(config);
+  if (!config.enable_rebalance) return longest;
+  SLACKWATER_ASSIGN_OR_RETURN(const std::vector<GroupBytes> groups, group_bytes(parts, config));
+  std::int64_t state_bytes = 0;
+  std::int64_t block_bytes = 0;
+  for (const GroupBytes& group : groups) {
+    (group.is_state ? state_bytes : block_bytes) += group.page_bytes;
+  }
+  if (block_bytes == 0) return longest;
+  std::int64_t blocks = pools.num_blocks;
+  if (pools.device_bytes > 0) {
+    blocks = (pools.device_bytes - config.scheduler.max_batch_size * state_bytes) / block_bytes;
+  }
+  return std::clamp<std::int64_t>(blocks / 2 * pools.tokens_per_block, 1, longest);
+}
+
 Result<void> validate(const EngineParts& parts, const EngineConfig& config) {
   if (parts.device == nullptr || parts.context == nullptr || parts.model == nullptr) {
     return make_error(ErrorCode::kInvalidArgument,
                       "an engine needs a device, an execution context and a model");
+  }
+  if (parts.model->config().num_kda_layers() == 0) {
+    return make_error(ErrorCode::kUnimplemented,
+                      "a model without recurrent layers; an engine runs hybrid models");
   }
   SLACKWATER_RETURN_IF_ERROR(scheduler::validate(config.scheduler));
   SLACKWATER_RETURN_IF_ERROR(check_pools(config.pools));
@@ -237,6 +264,10 @@ Result<hybrid::HybridConfig> make_hybrid_config(const EngineParts& parts,
                              static_cast<std::int64_t>(groups.size()) * out.cache.grain_bytes;
     // The floor of every share; who finds no slot waits for one.
     out.max_batch_size = std::clamp(pools.num_slots / 2, 1, config.scheduler.max_batch_size);
+  }
+  if (config.enable_rebalance) {
+    SLACKWATER_ASSIGN_OR_RETURN(const std::int64_t capacity, tokens_for_one(parts, config));
+    out.cache.constraints.push_back({{{.capacity = capacity, .history = 0}}, 0});
   }
   std::int64_t one_save = 0;
   for (const char* const tag : {"target", "draft"}) {

@@ -1,6 +1,8 @@
 #ifndef SLACKWATER_ENGINE_POOLS_H_
 #define SLACKWATER_ENGINE_POOLS_H_
 
+#include <cstdint>
+
 #include "slackwater/base/error.h"
 #include "slackwater/engine/engine.h"
 #include "slackwater/hybrid/config.h"
@@ -15,6 +17,10 @@ Result<void> validate(const EngineParts& parts, const EngineConfig& config);
 // model, and what the pools of each layer group get. `config` is valid.
 Result<hybrid::HybridConfig> make_hybrid_config(const EngineParts& parts,
                                                 const EngineConfig& config);
+
+// Positions for which a single request finds blocks, whatever becomes of the shares: where they
+// follow the load, half of the blocks that there are at first.
+Result<std::int64_t> tokens_for_one(const EngineParts& parts, const EngineConfig& config);
 
 // Positions past a request's last token that its rows may ask room for.
 std::int64_t positions_past_end(const EngineConfig& config);

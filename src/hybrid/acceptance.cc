@@ -20,6 +20,9 @@ namespace {
 // The tag whose verification decides what is kept.
 constexpr std::string_view kTarget = "target";
 
+// Rounds that a host queues ahead of what it reads are few.
+constexpr std::size_t kMostSettledAhead = 4;
+
 // One that the stream is done with, taken; so that steps take nothing from the heap.
 template <class Batch>
 Batch& free_batch(std::vector<std::unique_ptr<Batch>>& batches) {
@@ -110,6 +113,9 @@ void HybridCacheManager::advance(const RowSetup& row, std::size_t tag, HybridReq
     set_pending(tag, row.slot, 0);
   }
   if (request.open_rounds.size() == 1) {
+    std::vector<OpenRound>& settled = request.settled_ahead;
+    if (settled.size() == kMostSettledAhead) settled.erase(settled.begin());
+    settled.push_back(request.open_rounds.back());
     resolve_round(request, 0);
   } else {
     request.open_rounds.back().is_on_device = true;
@@ -231,6 +237,7 @@ Result<void> HybridCacheManager::update_resources(std::span<const Acceptance> ac
       for (const OpenRound& round : request->open_rounds) {
         if (round.round == acceptance.round) most = round.num_drafts;
       }
+      SLACKWATER_RETURN_IF_ERROR(check_end(*request, acceptance));
     }
     if (0 <= acceptance.num_accepted && acceptance.num_accepted <= most) continue;
     return make_error(
@@ -241,6 +248,7 @@ Result<void> HybridCacheManager::update_resources(std::span<const Acceptance> ac
   }
   for (const Acceptance& acceptance : acceptances) {
     HybridRequest* const request = request_of(acceptance);
+    if (request != nullptr) take_back(*request, acceptance);
     if (request == nullptr || request->open_rounds.empty() ||
         request->open_rounds.front().round != acceptance.round) {
       counters_.ignored_acceptances += is_settled_round(acceptance) ? 0 : 1;
@@ -271,6 +279,45 @@ void HybridCacheManager::end_rounds(HybridRequest& request) {
     }
     resolve_round(request, 0);
   }
+}
+
+// Whether all rounds behind one in which a stop was found are still known. A round that settled
+// when it was queued can be taken back only while it is.
+Result<void> HybridCacheManager::check_end(const HybridRequest& request,
+                                           const Acceptance& acceptance) const {
+  if (!acceptance.has_ended || acceptance.round > request.round) return {};
+  const auto is_behind = [&](const OpenRound& round) { return round.round > acceptance.round; };
+  const std::int64_t known = std::ranges::count_if(request.open_rounds, is_behind) +
+                             std::ranges::count_if(request.settled_ahead, is_behind);
+  const auto behind = static_cast<std::int64_t>(request.round - acceptance.round);
+  if (known == behind) return {};
+  return make_error(ErrorCode::kInvalidArgument,
+                    "round {} of request {} is said to be its last, and {} were queued behind it, "
+                    "of which {} are known; tell of each round before more than {} are behind it",
+                    acceptance.round, request.id.value(), behind, known, kMostSettledAhead);
+}
+
+// What the host knows now of rounds without drafts. Those behind one in which a stop was found ran
+// no token, though they were counted when they were queued.
+void HybridCacheManager::take_back(HybridRequest& request, const Acceptance& acceptance) {
+  std::vector<OpenRound>& settled = request.settled_ahead;
+  const bool has_settled =
+      request.open_rounds.empty() || request.open_rounds.front().round > acceptance.round;
+  if (acceptance.has_ended && has_settled && !SLACKWATER_MUTANT(hybrid_end_takes_nothing_back)) {
+    for (const OpenRound& round : settled) {
+      if (round.round <= acceptance.round) continue;
+      request.kept -= round.num_written;
+      for (std::size_t t = 0; t < tags_.size(); ++t) {
+        if (tags_[t]->group_tag() != kTarget) continue;
+        request.cursors[t].page_position -= round.num_written;
+        ++request.cursors[t].changes;
+      }
+    }
+    settled.clear();
+    end_rounds(request);
+    give_back_room(request);
+  }
+  std::erase_if(settled, [&](const OpenRound& round) { return round.round <= acceptance.round; });
 }
 
 // A round without drafts has none to accept: that the host says so too is no news.

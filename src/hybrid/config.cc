@@ -220,6 +220,7 @@ cache::KvCacheConfig make_cache_config(HybridConfig& config) {
   config.cache = {};
   config.cache.local_layers = local;
   config.cache.tokens_per_block = made.tokens_per_block;
+  config.cache.model = made.model;
   config.cache.host_bytes = made.host_bytes;
   config.cache.max_device_bytes = made.max_device_bytes;
   std::set<std::string> seen;

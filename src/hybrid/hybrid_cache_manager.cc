@@ -113,9 +113,11 @@ Result<void> HybridCacheManager::open(HybridRequest& request, std::span<const To
   SLACKWATER_ASSIGN_OR_RETURN(request.sequence, kv_cache_->create_sequence(options));
   request.cursors.assign(tags_.size(), {});
   request.open_rounds.clear();
+  request.settled_ahead.clear();
   request.snapshots.clear();
   request.setup_end = 0;
   request.is_lost = false;
+  request.was_resumed = false;
   request.ready = {};
   request.kept = request.sequence.num_committed();
   for (StateCursor& cursor : request.cursors) cursor.page_position = request.kept;
@@ -123,8 +125,8 @@ Result<void> HybridCacheManager::open(HybridRequest& request, std::span<const To
 }
 
 Result<HybridRequest*> HybridCacheManager::find(RequestId request) {
-  const auto at = requests_.find(request);
-  if (at != requests_.end()) return at->second.get();
+  const auto at = index_.find(request.value());
+  if (at != index_.end()) return at->second;
   return make_error(ErrorCode::kNotFound, "request {} is not one of the {} there are",
                     request.value(), requests_.size());
 }
@@ -140,15 +142,20 @@ Result<std::size_t> HybridCacheManager::find_tag(std::string_view group_tag) con
   return make_error(ErrorCode::kNotFound, "no recurrent layers of tag '{}' here", group_tag);
 }
 
-Result<void> HybridCacheManager::add_request(const RequestOptions& options) {
+Result<void> HybridCacheManager::check_new(RequestId request) const {
   if (is_shut_down_) {
     return make_error(ErrorCode::kFailedPrecondition, "request {} after the shutdown",
-                      options.request.value());
+                      request.value());
   }
-  if (requests_.contains(options.request)) {
+  if (requests_.contains(request)) {
     return make_error(ErrorCode::kInvalidArgument, "request {} is there already; free it first",
-                      options.request.value());
+                      request.value());
   }
+  return {};
+}
+
+Result<void> HybridCacheManager::add_request(const RequestOptions& options) {
+  SLACKWATER_RETURN_IF_ERROR(check_new(options.request));
   auto request = std::make_unique<HybridRequest>();
   request->id = options.request;
   request->scope = options.scope;
@@ -156,8 +163,14 @@ Result<void> HybridCacheManager::add_request(const RequestOptions& options) {
   request->expected_prompt_length = options.expected_prompt_length;
   request->epoch = options.epoch;
   SLACKWATER_RETURN_IF_ERROR(open(*request, options.tokens));
-  requests_.emplace(options.request, std::move(request));
+  keep(std::move(request));
   return {};
+}
+
+void HybridCacheManager::keep(std::unique_ptr<HybridRequest> request) {
+  index_.emplace(request->id.value(), request.get());
+  const RequestId id = request->id;
+  requests_.emplace(id, std::move(request));
 }
 
 // All registries, or none.
@@ -201,6 +214,7 @@ Result<Event> HybridCacheManager::resume_request(RequestId id) {
   // What was under way before it slept may still fail: the save holds no more than arrived then.
   const std::array<Event, 2> both = {request->ready, *arrived};
   request->ready = device::merge(both);
+  request->was_resumed = true;
   for (StateCursor& cursor : request->cursors) ++cursor.changes;
   if (SLACKWATER_MUTANT(hybrid_drop_saved_on_resume)) forget(*request);
   ++counters_.resumes;
@@ -282,6 +296,7 @@ void HybridCacheManager::free_resources(RequestId id) {
   forget(*at->second);
   release_saves(*at->second);
   at->second->sequence.close();
+  index_.erase(id.value());
   requests_.erase(at);
 }
 
@@ -399,7 +414,7 @@ Result<void> HybridCacheManager::set_quota(storage::Tier tier, std::int64_t byte
 }
 
 bool HybridCacheManager::has_request(RequestId request) const {
-  return requests_.contains(request);
+  return index_.contains(request.value());
 }
 
 std::optional<SlotId> HybridCacheManager::state_index(RequestId id,

@@ -55,6 +55,7 @@ struct HybridRequest {
   std::int64_t expected_prompt_length = 0;
   bool is_dummy = false;
   bool has_started = false;  // a save is reserved
+  bool was_resumed = false;  // it has pages
   bool is_lost = false;      // must come back as context
   std::uint64_t epoch = 0;
   std::uint64_t round = 0;
@@ -64,6 +65,9 @@ struct HybridRequest {
   std::vector<StateCursor> cursors;      // [tags]
   std::vector<SnapshotPlace> snapshots;  // ascending
   std::vector<OpenRound> open_rounds;    // oldest first; only the last one may await the host
+  // Rounds without drafts, settled when they were queued, of which the host has told nothing; the
+  // latest few, oldest first.
+  std::vector<OpenRound> settled_ahead;
   device::Event ready;  // of all it was given since it resumed: its pages, what was restored
 
   // A round whose acceptance only the host can tell.

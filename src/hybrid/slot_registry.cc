@@ -242,6 +242,40 @@ void SlotRegistry::drop(const SavedSlot& saved) {
   saves_->release(saved.place, device::settled(saved.copied));
 }
 
+std::span<const std::byte> SlotRegistry::saved_bytes(const SavedSlot& saved) const {
+  if (options_.entries.empty()) return {};
+  SLACKWATER_CHECK(saved.copied.status() == device::EventStatus::kSucceeded,
+                   "saved bytes of {} whose copy is {}", options_.name,
+                   to_string(saved.copied.status()));
+  return {saves_->address(0, saved.place), static_cast<std::size_t>(saved.bytes)};
+}
+
+bool SlotRegistry::can_adopt(std::int64_t bytes) const {
+  return bytes == slot_stride_ || bytes == durable_bytes_;
+}
+
+SavedSlot SlotRegistry::adopt(std::span<const std::byte> bytes, const Digest128& owner) {
+  SavedSlot saved;
+  saved.owner = owner;
+  if (options_.entries.empty()) return saved;
+  const auto grant = saves_ == nullptr ? std::nullopt : saves_->allocate();
+  SLACKWATER_CHECK(grant.has_value() && can_adopt(std::ssize(bytes)),
+                   "no room for {} saved bytes in {}: {} of {} saves reserved", bytes.size(),
+                   options_.name, num_reserved_, max_saves());
+  saved.place = grant->slot;
+  saved.bytes = std::ssize(bytes);
+  grant->ready.wait();
+  std::copy(bytes.begin(), bytes.end(), saves_->address(0, saved.place));
+  return saved;
+}
+
+std::optional<std::int64_t> SlotRegistry::offset_of(std::string_view name) const {
+  for (std::size_t i = 0; i < options_.entries.size(); ++i) {
+    if (options_.entries[i].name == name) return offsets_[i];
+  }
+  return std::nullopt;
+}
+
 // Every source is read before it is written: those first that nobody reads any more, and of a ring
 // one by way of the scratch slot.
 void SlotRegistry::relocate(std::span<const SlotRelocation> relocations) {

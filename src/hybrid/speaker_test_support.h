@@ -28,6 +28,15 @@ class Speaker {
     }
   }
 
+  // The same request where another world has it.
+  Speaker(World& world, const Speaker& other)
+      : world_(world),
+        id_(other.id_),
+        tokens_(other.tokens_),
+        future_(other.future_),
+        ahead_(world.model, 0),
+        accepted_(other.accepted_) {}
+
   void read_prompt() {
     const auto count = static_cast<std::int32_t>(tokens_.size());
     const BatchSetup setup = world_.set_up({World::context_row(id_, 0, count)});

@@ -92,12 +92,12 @@ class ForwardPass::Layers {
   const ModelConfig& config_;
   kernels::ExecutionContext& context_;
   Limits limits_;
-  std::int32_t tokens_ = 0;  // T of the batch in hand
+  std::int32_t tokens_ = 0;  // T of the batch in hand, or R
   HiddenStates hidden_states_;
 
   Activations hidden_;          // [T, hidden]: the residual stream of the layers
   Activations mtp_hidden_;      // [T, hidden]: that of the prediction block
-  Activations* residual_;       // the one in hand
+  Activations* residual_;       // the one that the pass in hand adds to
   Activations mtp_input_;       // [T, 2 * hidden]: [embedding | hidden state], both normalised
   Activations normed_;          // [T, hidden]
   Activations in_proj_;         // [T, widest attention projection]

@@ -302,7 +302,7 @@ std::int64_t expect_same_guesses(const Guesses& got, const Guesses& want) {
   return num_chains;
 }
 
-TEST(MtpGolden, DraftsAreTheGoldenOnes) {
+TEST(MtpGoldenSlow, DraftsAreTheGoldenOnes) {
   const std::vector<Case> cases = golden_cases();
   std::int64_t num_compared = 0;
   for (std::size_t n = 0; n < cases.size(); ++n) {
@@ -362,7 +362,7 @@ TEST(MtpGoldenSlow, EveryTargetHasTheBitsOfTheReference) {
 }
 
 // No golden values exist for second drafts: they must at least be right far more often than chance.
-TEST(MtpGolden, SecondDraftsAreOftenRight) {
+TEST(MtpGoldenSlow, SecondDraftsAreOftenRight) {
   std::int64_t hits = 0;
   std::int64_t total = 0;
   const std::vector<Case> cases = golden_cases();
@@ -378,6 +378,50 @@ TEST(MtpGolden, SecondDraftsAreOftenRight) {
   }
   EXPECT_EQ(total, 413);
   EXPECT_GT(hits, 150);  // 177 when this was written
+}
+
+// A prompt of the demo model, whose first token has been run.
+class MtpBlockTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    StepRow row = {.tokens = {2048, 77, 78}};
+    row.writes = {{3, pages_.state_page(0)}};
+    runner_.run({row});
+  }
+  MtpRow row_at(std::int64_t position) {
+    const float* hidden = runner_.forward().hidden();
+    return {.first_position = position,
+            .tokens = {77, 78},
+            .hidden = {hidden, hidden + runner_.hidden_size()}};
+  }
+
+  Loaded& loaded_ = Loaded::demo();
+  SpeculationPages pages_{loaded_.model.config(), {.length = 16}, kMaxRecords};
+  StepRunner runner_{loaded_.model, loaded_.context, pages_};
+};
+
+TEST_F(MtpBlockTest, LeavesTheHiddenStatesOfTheLayersAlone) {
+  const float* hidden = runner_.forward().hidden();
+  const std::vector<float> before(hidden, hidden + 3 * runner_.hidden_size());
+  const std::vector<float> logits = runner_.run_mtp({row_at(1)})[0];
+  EXPECT_TRUE(same_bits({runner_.forward().hidden(), before.size()}, before));
+  EXPECT_TRUE(same_bits(runner_.run_mtp({row_at(1)})[0], logits)) << "again";
+}
+
+TEST_F(MtpBlockTest, GivesNothingForABatchWithoutTokens) {
+  EXPECT_TRUE(runner_.run_mtp({}).empty());
+  EXPECT_TRUE(runner_.run_mtp({{.first_position = 0, .tokens = {}, .hidden = {}}})[0].empty());
+}
+
+using MtpBlockDeathTest = MtpBlockTest;
+
+TEST_F(MtpBlockDeathTest, RefusesRowsThatItCannotHave) {
+  EXPECT_DEATH(runner_.run_mtp({row_at(0)}), "prediction block at position 0; its first is 1");
+  MtpRow row = row_at(1);
+  row.hidden.pop_back();
+  EXPECT_DEATH(runner_.run_mtp({row}), "1 hidden states for 2 tokens");
+  row.hidden.push_back(nullptr);
+  EXPECT_DEATH(runner_.run_mtp({row}), "no hidden state for token 1");
 }
 
 // The rounds of a draft model that follows the demo model's answer.

@@ -13,7 +13,7 @@ namespace slackwater::scheduler {
 // Returns whether the pass goes on. It does not where there is no room: whatever ran now would be
 // in flight the next time, when only what is not in flight can be taken back.
 Result<bool> Pass::admit_oldest() {
-  if (candidates_.empty() || candidates_[0].is_in_flight) return true;
+  if (candidates_.empty() || !is_schedulable(candidates_[0])) return true;
   if (candidates_[0].phase != RequestPhase::kContext) return true;
   if (SLACKWATER_MUTANT(oldest_context_waits)) return true;
 
@@ -46,11 +46,8 @@ Result<bool> Pass::admit_oldest() {
 Result<void> Pass::extend_oldest() {
   if (schedule_.contexts.empty() || !config_.enable_chunked_prefill) return {};
   const ScheduledContext before = schedule_.contexts[0];
-  const std::int64_t others = [&] {
-    std::int64_t sum = 0;
-    for (const ScheduledGeneration& round : schedule_.generations) sum += 1 + round.num_drafts;
-    return sum;
-  }();
+  std::int64_t others = 0;
+  for (const ScheduledGeneration& round : schedule_.generations) others += 1 + round.num_drafts;
   const std::int64_t charged = schedule_.num_tokens;
   schedule_.num_tokens = others;
   first_position_ = before.first_position;

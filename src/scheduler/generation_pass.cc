@@ -9,7 +9,7 @@ namespace slackwater::scheduler {
 Result<void> Pass::schedule_generation() {
   for (std::size_t i = 0; i < end_; ++i) {
     const Candidate& candidate = candidates_[i];
-    if (candidate.is_in_flight && !SLACKWATER_MUTANT(in_flight_is_scheduled)) continue;
+    if (!is_schedulable(candidate) && !SLACKWATER_MUTANT(in_flight_is_scheduled)) continue;
     if (marks_[i] != Mark::kNone || candidate.phase == RequestPhase::kToComplete) continue;
     if (candidate.phase == RequestPhase::kContext) {
       waiting_.push_back(i);

@@ -188,6 +188,19 @@ TEST(SchedulerRecompute, PassesOverWhoIsInFlightOrAboutToComplete) {
   EXPECT_EQ(world.pass(), "g1+0 r2");
 }
 
+TEST(SchedulerRecompute, TakesFromWhoIsHeldBackAndNotFromWhoseStepRuns) {
+  World world({}, without_host(20));
+  world.add_talking(1, 10);
+  world.add_talking(2, 5).is_held_back = true;
+  world.add_talking(3, 5).is_running = true;
+  EXPECT_EQ(world.pass(), "g1+0 g3+0 r2");
+  World asleep(kNoRecompute, with_host(20));
+  asleep.add_talking(1, 10);
+  asleep.add_talking(2, 5).is_held_back = true;
+  asleep.add_talking(3, 5).is_running = true;
+  EXPECT_EQ(asleep.pass(), "g1+0 s3") << "both may be suspended; 2 has to wait for its turn";
+}
+
 TEST(SchedulerRecompute, HasAFrontierOfItsOwnAndReachesWhoIsAsleep) {
   World world({}, full_host(20));
   world.add_talking(1, 10);
@@ -219,11 +232,12 @@ TEST(SchedulerRecompute, WithAHostIsForWhoeverHasNobodyAhead) {
   world.add_asleep(3, 5);
   // 1 runs; 2 can wait for it, and what 3 has lies on the host.
   EXPECT_EQ(world.pass(), "g1+0 s2");
-  for (const bool completes : {true, false}) {
+  for (int kind = 0; kind < 3; ++kind) {
     World ahead({}, full_host(20));
     Candidate& first = ahead.add_talking(1, 10);
-    if (completes) first.phase = RequestPhase::kToComplete;
-    if (!completes) first.is_in_flight = true;
+    if (kind == 0) first.phase = RequestPhase::kToComplete;
+    if (kind == 1) first.is_in_flight = true;
+    if (kind == 2) first.is_held_back = true;
     ahead.add_talking(2, 5);
     ahead.add_asleep(3, 5);
     EXPECT_EQ(ahead.pass(), "s2");

@@ -15,7 +15,8 @@ Pass::Pass(const SchedulerConfig& config, std::span<const Candidate> candidates,
       waiting_(memory.waiting),
       schedule_(schedule),
       can_evict_(residency.can_evict()),
-      end_(candidates.size()) {
+      end_(candidates.size()),
+      recompute_end_(candidates.size()) {
   marks_.assign(candidates.size(), Mark::kNone);
   waiting_.clear();
 }
@@ -106,10 +107,11 @@ Result<Pass::Answer> Pass::ask_with_room(std::size_t i, const Question& question
   return answer;
 }
 
-// Whether somebody older is under way or will be with this pass.
+// Whether somebody older is under way, or will be with this pass or the next.
 bool Pass::is_anyone_ahead(std::size_t i) const {
   const auto is_under_way = [](const Candidate& candidate) {
-    return candidate.is_in_flight || candidate.phase == RequestPhase::kToComplete;
+    return !is_schedulable(candidate) || candidate.is_running ||
+           candidate.phase == RequestPhase::kToComplete;
   };
   return !schedule_.is_empty() || std::ranges::any_of(candidates_.first(i), is_under_way);
 }
@@ -117,7 +119,9 @@ bool Pass::is_anyone_ahead(std::size_t i) const {
 bool Pass::suspend_youngest_behind(std::size_t i) {
   // Where nothing is colder, a suspended page stays where it is.
   if (!can_evict_ && !SLACKWATER_MUTANT(suspends_without_a_host)) return false;
-  for (std::size_t v = end_; v-- > i + 1;) {
+  const std::size_t first = SLACKWATER_MUTANT(elders_are_suspended) ? 0 : i + 1;
+  for (std::size_t at = end_; at-- > first;) {
+    const std::size_t v = SLACKWATER_MUTANT(eldest_is_suspended_first) ? first + end_ - 1 - at : at;
     if (!can_suspend(v)) continue;
     suspend(v);
     if (!SLACKWATER_MUTANT(victim_is_visited_again)) end_ = v;
@@ -127,9 +131,12 @@ bool Pass::suspend_youngest_behind(std::size_t i) {
 }
 
 // A frontier of its own, from the very end: it also takes from those that ordinary eviction passes
-// over because they are asleep already, or were sent to sleep in this pass.
+// over because they are asleep already, or were sent to sleep in this pass. Nobody becomes one who
+// can be taken from within a pass, so it only ever moves to the front.
 bool Pass::recompute_youngest_behind(std::size_t i) {
-  for (std::size_t v = candidates_.size(); v-- > i + 1;) {
+  const std::size_t first = SLACKWATER_MUTANT(elders_are_recomputed) ? 0 : i + 1;
+  while (recompute_end_ > first) {
+    const std::size_t v = --recompute_end_;
     if (SLACKWATER_MUTANT(recompute_within_the_range) && v >= end_) continue;
     if (!can_recompute(v)) continue;
     give_up(v);
@@ -157,7 +164,8 @@ bool Pass::can_recompute(std::size_t v) const {
     return false;
   }
   // A step is writing there, and its tokens are still to come.
-  if (candidate.is_in_flight && !SLACKWATER_MUTANT(in_flight_is_recomputed)) return false;
+  const bool is_written = candidate.is_in_flight || candidate.is_running;
+  if (is_written && !SLACKWATER_MUTANT(in_flight_is_recomputed)) return false;
   if (candidate.phase == RequestPhase::kToComplete) return false;
   // One that has not begun loses nothing: its batch was not queued.
   if (!candidate.is_started) return residency_.is_active(candidate.request);

@@ -32,7 +32,7 @@ enum class Mark : std::uint8_t {
 // Ownership: none; a value for one call.
 // Threads: one.
 // Errors: what the residency passes on. What is scheduled is taken back then.
-// Cost: O(candidates), and O(candidates) more for every request that finds no room.
+// Cost: O(candidates), and O(candidates) more for every request that suspends somebody.
 class Pass {
  public:
   struct Memory {
@@ -88,6 +88,9 @@ class Pass {
   void suspend(std::size_t v);
   void give_up(std::size_t v);
 
+  static bool is_schedulable(const Candidate& candidate) {
+    return !candidate.is_in_flight && !candidate.is_held_back;
+  }
   bool is_full() const { return num_requests() >= config_.max_batch_size; }
   std::int64_t num_requests() const;
   std::int64_t tokens_left() const { return config_.max_num_tokens - schedule_.num_tokens; }
@@ -100,6 +103,7 @@ class Pass {
   Schedule& schedule_;
   const bool can_evict_;
   std::size_t end_;
+  std::size_t recompute_end_;        // nobody from here on has anything left to give up
   std::int64_t first_position_ = 0;  // of whoever was prepared last
 };
 

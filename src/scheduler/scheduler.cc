@@ -17,12 +17,11 @@ Result<void> at_least(std::string_view field, std::int64_t value, std::int64_t l
 
 // Whether the pass is one that should have moved something.
 bool should_have_moved(std::span<const Candidate> candidates) {
-  const auto is_in_flight = [](const Candidate& candidate) { return candidate.is_in_flight; };
-  const auto wants_nothing = [](const Candidate& candidate) {
-    return candidate.phase == RequestPhase::kToComplete;
+  const auto is_under_way = [](const Candidate& candidate) {
+    return candidate.is_in_flight || candidate.is_held_back || candidate.is_running ||
+           candidate.phase == RequestPhase::kToComplete;
   };
-  return !candidates.empty() && std::ranges::none_of(candidates, is_in_flight) &&
-         std::ranges::none_of(candidates, wants_nothing);
+  return !candidates.empty() && std::ranges::none_of(candidates, is_under_way);
 }
 
 }  // namespace

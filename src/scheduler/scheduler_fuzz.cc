@@ -5,8 +5,8 @@
 //       --gtest_filter='SchedulerModel*'
 //
 // While a request is the oldest, a pass in which it is not scheduled is one in which it is in
-// flight, or the one before nothing is in flight any more. So of three passes one is its own, and
-// it is the oldest for at most
+// flight or the other half has its turn, or the one before nothing is in flight any more. So of
+// three passes one is its own, and it is the oldest for at most
 //
 //   3 * (chunks + rounds + lives)
 //
@@ -55,6 +55,7 @@ class SchedulerModel {
   explicit SchedulerModel(std::uint64_t seed, Totals& totals)
       : totals_(totals), random_(seed), weights_(random_), residency_(draw_pools()) {
     is_overlapped_ = below(2) == 0;
+    takes_turns_ = is_overlapped_ && below(2) == 0;
     residency_.set_recording(true);
     scheduler_ = Scheduler(draw_config());
     num_to_come_ = 1 + between(0, 24);
@@ -127,7 +128,9 @@ class SchedulerModel {
   // What happens between two passes.
   void disturb() {
     if (jobs_.empty() || below(2) == 0) arrive();
-    const std::size_t event = below(4) == 0 ? weights_.draw(random_) : kNothing;
+    // Where every fourth step fails, nobody finishes; so it stops some time.
+    const bool happens = ++num_disturbed_ < 2000 && below(4) == 0;
+    const std::size_t event = happens ? weights_.draw(random_) : kNothing;
     Job& job = jobs_[below(jobs_.size())];
     drops_ = event == kDrop;
     fails_ = event == kFailure;
@@ -181,6 +184,7 @@ class SchedulerModel {
     check_scheduled();
     check_oldest();
     take_over();
+    ++turn_;
     if (is_overlapped_) {
       resolve(std::exchange(under_way_, queue()));
     } else {
@@ -190,10 +194,13 @@ class SchedulerModel {
 
   void list_candidates() {
     candidates_.clear();
+    // With nothing under way it is the turn of the oldest's half.
+    if (under_way_.empty() && !jobs_.empty()) turn_ = jobs_[0].id.value() % 2;
     for (const Job& job : jobs_) {
       Candidate candidate{.request = job.id, .context_end = job.context_end()};
       candidate.is_in_flight = job.is_in_flight;
       candidate.is_started = job.is_started;
+      candidate.is_held_back = takes_turns_ && !job.is_in_flight && job.id.value() % 2 != turn_ % 2;
       if (job.is_generating) candidate.phase = RequestPhase::kGeneration;
       const bool ends_now = job.is_generating && job.generated + 1 >= job.outputs;
       if (ends_now && job.is_in_flight) {
@@ -241,7 +248,7 @@ class SchedulerModel {
         case FakeCall::Kind::kResize:
         case FakeCall::Kind::kAllocate:
           asked = at;
-          EXPECT_FALSE(candidates_[at].is_in_flight) << at;
+          EXPECT_FALSE(candidates_[at].is_in_flight || candidates_[at].is_held_back) << at;
           break;
         case FakeCall::Kind::kRecompute:
           EXPECT_GT(at, asked) << "I2";
@@ -309,7 +316,8 @@ class SchedulerModel {
   // I4.
   void check_oldest() {
     const Candidate& oldest = candidates_[0];
-    if (oldest.is_in_flight || oldest.phase == RequestPhase::kToComplete) return;
+    if (oldest.is_in_flight || oldest.is_held_back) return;
+    if (oldest.phase == RequestPhase::kToComplete) return;
     const auto is_oldest = [&](const auto& share) { return share.request == oldest.request; };
     if (std::ranges::any_of(decided_.contexts, is_oldest)) return;
     if (std::ranges::any_of(decided_.generations, is_oldest)) return;
@@ -410,6 +418,9 @@ class SchedulerModel {
   Scheduler scheduler_{SchedulerConfig{}};
   Schedule decided_;
   bool is_overlapped_ = false;
+  std::int64_t num_disturbed_ = 0;
+  bool takes_turns_ = false;  // two half-batches
+  std::uint64_t turn_ = 0;
   bool drops_ = false;  // the next batch is not queued
   bool fails_ = false;  // the next step that ends has failed
   std::int64_t num_to_come_ = 0;

@@ -148,6 +148,8 @@ TEST(SchedulerState, WhoWantsNothingOrIsInFlightIsPassedOver) {
   world.add_reading(3, 8, 20).is_in_flight = true;
   world.add_prompt(4, 20).is_in_flight = true;
   world.add_talking(5, 7);
+  world.add_talking(6, 7).is_held_back = true;
+  world.add_prompt(7, 7).is_held_back = true;
   world.residency.set_recording(true);
   EXPECT_EQ(world.pass(), "g5+0");
   EXPECT_THAT(world.residency.take_calls(),
@@ -269,6 +271,10 @@ TEST(SchedulerStuck, DoesNotCountWhatWaitsForWorkUnderWay) {
   world.add_asleep(8, 3).is_in_flight = true;
   EXPECT_EQ(world.pass(), "");
   world.candidates.back().is_in_flight = false;
+  world.candidates.back().is_held_back = true;
+  world.candidates.back().is_started = false;
+  EXPECT_EQ(world.pass(), "");
+  world.candidates.back().is_held_back = false;
   world.candidates.back().phase = RequestPhase::kToComplete;
   EXPECT_EQ(world.pass(), "");
   world.candidates.pop_back();

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "slackwater/base/error.h"
@@ -37,6 +39,15 @@ struct EngineParts {
 enum class HoldPolicy : std::uint8_t {
   kSuspend,    // keeps it; where there is no host tier, as kRecompute
   kRecompute,  // gives it up
+};
+
+// A request that was taken up from a bundle.
+struct ResumedRequest {
+  RequestId id;
+  std::int32_t choice = 0;
+  GenerationRequest request;    // without on_output
+  std::vector<TokenId> answer;  // what was told of it before
+  std::string text;
 };
 
 // Many requests over pools that may be far too small for them.
@@ -90,10 +101,11 @@ class Engine {
   // Writes all requests that are not finished to a new directory; they are suspended first, and go
   // on afterwards. kUnavailable or kInvalidArgument leaves nothing there.
   Result<void> save_bundle(const std::filesystem::path& directory);
-  // Takes up the requests of a bundle, with the ids they had; outputs go to `on_output`. Refused as
-  // a whole: nothing has changed then. Ids of later requests come after them.
-  Result<std::vector<RequestId>> load_bundle(const std::filesystem::path& directory,
-                                             std::function<void(const RequestOutput&)> on_output);
+  // Takes up the requests of a bundle, with the ids they had, in the order of their arrival; what
+  // they go on to say goes to `on_output`. Refused as a whole: nothing has changed then. Ids of
+  // later requests come after them.
+  Result<std::vector<ResumedRequest>> load_bundle(
+      const std::filesystem::path& directory, std::function<void(const RequestOutput&)> on_output);
 
   // Changes what the device's pools have, while everybody is suspended.
   Result<void> rebalance_now();

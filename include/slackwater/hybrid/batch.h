@@ -71,7 +71,8 @@ struct Acceptance {
   std::uint64_t epoch = 0;
   std::uint64_t round = 0;
   std::int32_t num_accepted = 0;  // A: drafts, the golden token not counted
-  // A stop was found on the device: rounds queued since only fold in what is pending (T = 0).
+  // A stop was found on the device: rounds queued since only fold in what is pending (T = 0). To be
+  // said of a round without drafts, too.
   bool has_ended = false;
 };
 

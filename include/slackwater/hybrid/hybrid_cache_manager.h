@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "slackwater/base/clock.h"
@@ -25,6 +26,8 @@
 namespace slackwater::hybrid {
 
 struct HybridRequest;
+struct ImageLayout;
+struct RequestImage;
 struct StateCursor;
 
 struct RequestOptions {
@@ -139,7 +142,8 @@ class HybridCacheManager {
   // The acceptance of rounds, known to the host. Goes to the slot of an active request, and to what
   // was saved of a suspended one; room for drafts that were not kept is given back, so resize() for
   // the next step comes after it. Other epochs and rounds, and requests that are gone, are ignored
-  // and counted. kInvalidArgument for more than there were drafts: nothing has changed then.
+  // and counted. Rounds behind one that has ended ran no token: what was counted of them is taken
+  // back. kInvalidArgument for more than there were drafts: nothing has changed then.
   Result<void> update_resources(std::span<const Acceptance> acceptances);
   // The step has failed, or its results are not to be used: its rows come back as context.
   void fail_step(const BatchSetup& setup);
@@ -161,6 +165,27 @@ class HybridCacheManager {
   // A page for the state at a position of the prompt, written by the context row that covers it.
   // kResourceExhausted where there is no room: it is skipped.
   Result<void> reserve_snapshot(RequestId request, std::int64_t position);
+
+  // --- A suspended request as bytes (request_image.h).
+
+  // All that it has. It is suspended before and after; its pages come to the device for as long as
+  // it takes, and the steps it was in have ended by then, those that failed are known (fail_step).
+  // `tokens` are its own from the first one on, at least those that its pages stand for
+  // (kInvalidArgument). kFailedPrecondition while an acceptance is pending, or where its end is
+  // published; kResourceExhausted where its pages find no room now; kUnimplemented for tokens that
+  // stand for digests, which are of this process only.
+  Result<RequestImage> export_request(RequestId request, std::span<const TokenId> tokens);
+  // It is there afterwards, suspended, where it was: position() is the same but for a new epoch.
+  // All pages are its own, nothing is committed yet. Tokens and scope must be those of the image;
+  // options.tokens may be empty. One without pages is added as any other. kInvalidArgument for
+  // another layout, with what differs; kDataLoss for bytes that are not what was exported;
+  // kResourceExhausted where there is no room for it.
+  //
+  // With CommitPolicy::kEndpointsOnly, where a commit begins or ends at the history, its first
+  // publication is of exactly the history it came with, unless that is 0.
+  Result<void> import_request(const RequestOptions& options, const RequestImage& image);
+  // What an image must have been made with.
+  ImageLayout image_layout() const;
 
   // --- Dummies, and shares of the pools.
 
@@ -198,6 +223,7 @@ class HybridCacheManager {
                      kernels::ExecutionContext* context, HybridConfig config);
   Result<void> make_groups();
   Result<void> add_dummies();
+  void keep(std::unique_ptr<HybridRequest> request);
   Result<HybridRequest*> find(RequestId request);
   Result<const HybridRequest*> find(RequestId request) const;
   Result<std::size_t> find_tag(std::string_view group_tag) const;
@@ -221,6 +247,8 @@ class HybridCacheManager {
   bool is_of_round(std::size_t tag, const StateCursor& cursor, std::int64_t page) const;
   void tell_slots(HybridRequest& request, std::optional<std::size_t> knows);
   void end_rounds(HybridRequest& request);
+  Result<void> check_end(const HybridRequest& request, const Acceptance& acceptance) const;
+  void take_back(HybridRequest& request, const Acceptance& acceptance);
   bool is_settled_round(const Acceptance& acceptance) const;
   void give_back_room(HybridRequest& request);
   Result<void> check_settled(const HybridRequest& request, std::string_view what) const;
@@ -231,6 +259,20 @@ class HybridCacheManager {
   void cancel_unwritten(HybridRequest& request, std::int64_t end);
   void note_slot_changes(HybridRequest& request);
   void audit_tag(std::size_t tag) const;
+
+  // Images of requests.
+  Result<void> check_new(RequestId request) const;
+  Result<void> check_export(const HybridRequest& request, std::span<const TokenId> tokens) const;
+  Result<void> read_saves(HybridRequest& request, RequestImage& image);
+  Result<void> read_pages(HybridRequest& request, RequestImage& image);
+  Result<void> copy_out(HybridRequest& request, RequestImage& image);
+  Result<void> check_image(const RequestOptions& options, const RequestImage& image) const;
+  Result<void> check_parts(const RequestImage& image) const;
+  Result<void> check_tag(const RequestImage& image, std::size_t tag) const;
+  Result<void> check_stamps(const RequestOptions& options, const RequestImage& image);
+  Result<void> place_image(HybridRequest& request, const RequestImage& image);
+  Result<void> copy_in(HybridRequest& request, const RequestImage& image);
+  Result<void> make_image_stream();
 
   Result<void> open(HybridRequest& request, std::span<const TokenId> tokens);
   Result<void> start(HybridRequest& request);
@@ -251,6 +293,8 @@ class HybridCacheManager {
   std::unique_ptr<cache::KvCacheManager> kv_cache_;
   std::vector<std::unique_ptr<ReplayState>> tags_;  // one per recurrent layer group
   std::map<RequestId, std::unique_ptr<HybridRequest>> requests_;
+  // The same, for every call that names one.
+  std::unordered_map<std::uint64_t, HybridRequest*> index_;
   std::vector<std::unique_ptr<HybridRequest>> dummies_;
   std::vector<HybridRequest*> moved_;  // whose slots have changed since they were set up
   // Of a setup; kept for their memory.
@@ -281,6 +325,8 @@ class HybridCacheManager {
     std::atomic<bool> is_done{true};
   };
   std::vector<std::unique_ptr<AcceptanceBatch>> acceptance_batches_;
+  // Copies of images, apart, so that one that fails is not taken for a step; made for the first.
+  std::unique_ptr<device::Stream> image_stream_;
   std::uint64_t setups_ = 0;
   HybridCounters counters_;
   bool is_shut_down_ = false;

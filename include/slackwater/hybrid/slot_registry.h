@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -156,6 +157,16 @@ class SlotRegistry {
   void apply(const SlotChanges& changes, device::Stream& stream, Applied& applied);
   // Gives up what was saved. The memory goes back when the copy has ended.
   void drop(const SavedSlot& saved);
+
+  // The bytes of what was saved. CHECK: its copy has succeeded.
+  std::span<const std::byte> saved_bytes(const SavedSlot& saved) const;
+  // Whether a save has so many bytes, with its records or without.
+  bool can_adopt(std::int64_t bytes) const;
+  // A saved slot made of the bytes of one that was saved elsewhere, with the same entries; waits
+  // for whoever had the memory before. CHECK: reserved, and can_adopt().
+  SavedSlot adopt(std::span<const std::byte> bytes, const Digest128& owner);
+  // Where an entry lies within a saved slot; nothing where there is no such entry.
+  std::optional<std::int64_t> offset_of(std::string_view name) const;
 
   const SlotRegistryCounters& counters() const { return counters_; }
   void synchronize();

@@ -49,6 +49,11 @@ struct Candidate {
   // It has computed something: generation, or context past its first chunk. One that has not holds
   // nothing, unless it is active.
   bool is_started = false;
+  // Not schedulable in this pass, though nothing of it is in flight: it may be suspended, and has
+  // to give up what it has like anybody else.
+  bool is_held_back = false;
+  // Schedulable, though a step of it runs: it may be suspended, but not recomputed.
+  bool is_running = false;
 };
 
 // Who holds the state of the requests, as the scheduler sees it. A call that is refused changes
@@ -117,10 +122,11 @@ struct Schedule {
 // Decides, step by step, who runs: in the order of arrival, always.
 //
 // Two passes over the list. Generation first, oldest first: where there is no room for one, the
-// youngest started request behind it is suspended, and so on until there is; then, as the last
-// rung, whoever is youngest gives up what he has; then it is tried without drafts, and then it
-// suspends itself. Context second, in chunks, with what is left of the budgets; but a context that
-// is the oldest of all has a chunk and its room before anybody generates. There is no queue of
+// youngest started request behind it is suspended, and so on until there is. Then, as the last
+// rung, whoever is youngest gives up what he has; with a host tier only for one who has nobody
+// ahead of him, since the others lose nothing by waiting. Then it is tried without drafts, and then
+// it suspends itself. Context second, in chunks, with what is left of the budgets; but a context
+// that is the oldest of all has a unit and its room before anybody generates. There is no queue of
 // suspended requests: each is tried again when the pass gets to it.
 //
 // Source: the V2 scheduler of TensorRT-LLM, kda_replay.md 4; docs/decisions/0013.
