@@ -36,13 +36,6 @@ std::string difference(const DemoRequest& request, std::string_view got, std::st
                      alone.substr(0, kShown));
 }
 
-// Of a request that came with a bundle, the beginning of the text was told elsewhere.
-bool is_same(const DemoRequest& request, const model::GenerateResult& alone) {
-  if (request.tokens != alone.tokens) return false;
-  if (request.is_loaded) return alone.text.ends_with(request.text);
-  return request.text == alone.text;
-}
-
 // Where the tokens part, so that a difference can be looked for.
 std::string first_difference(const DemoRequest& request, const model::GenerateResult& alone) {
   const auto parts = std::mismatch(request.tokens.begin(), request.tokens.end(),
@@ -75,7 +68,7 @@ Result<DemoComparison> compare_with_solo(EngineHost& host, const DemoRun& run,
         const model::GenerateResult alone,
         model::generate_solo(host.model(), host.tokenizer(), host.solo_context(),
                              request.asked.prompt_tokens, options));
-    if (is_same(request, alone)) continue;
+    if (request.tokens == alone.tokens && request.text == alone.text) continue;
     comparison.differences.push_back(difference(request, request.text, alone.text) +
                                      first_difference(request, alone));
   }

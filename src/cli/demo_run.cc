@@ -65,24 +65,17 @@ Result<void> DemoRun::submit_second_turns() {
 
 Result<void> DemoRun::load(const std::filesystem::path& directory) {
   SLACKWATER_ASSIGN_OR_RETURN(
-      const std::vector<RequestId> ids,
+      std::vector<engine::ResumedRequest> resumed,
       host_.engine().load_bundle(directory,
                                  [this](const engine::RequestOutput& output) { note(output); }));
-  std::map<RequestId, std::int32_t> choices;
-  for (const engine::RequestView& view : host_.engine().view()) {
-    choices.emplace(view.request, view.choice);
-  }
-  for (const RequestId id : ids) {
-    const engine::GenerationRequest* const asked = host_.engine().asked(id);
-    if (asked == nullptr) continue;
+  for (engine::ResumedRequest& request : resumed) {
     DemoRequest& added = requests_.emplace_back();
-    added.id = id;
-    added.choice = choices[id];
-    added.asked = *asked;
-    added.is_loaded = true;
-    const std::span<const TokenId> known = host_.engine().tokens(id);
-    added.tokens.assign(known.begin() + std::ssize(asked->prompt_tokens), known.end());
-    by_id_.emplace(id, &added);
+    added.id = request.id;
+    added.choice = request.choice;
+    added.asked = std::move(request.request);
+    added.tokens = std::move(request.answer);
+    added.text = std::move(request.text);
+    by_id_.emplace(added.id, &added);
   }
   num_requests_ = static_cast<std::int32_t>(requests_.size());
   return {};

@@ -33,8 +33,7 @@ struct DemoRequest {
   std::int32_t choice = 0;
   engine::GenerationRequest asked;
   std::vector<TokenId> tokens;  // of the answer
-  std::string text;             // without what a bundle's writer was told
-  bool is_loaded = false;
+  std::string text;
   std::optional<engine::FinishReason> finish_reason;
   std::optional<Error> error;
   std::int64_t num_reused = 0;

@@ -40,11 +40,12 @@ std::string place_of(const engine::ResidencyView& residency, RequestId id) {
   return at->pages[2] > 0 ? "disk" : "host";
 }
 
-// What a terminal shows in one column a character, whatever the model writes.
-std::string text_of(EngineHost& host, RequestId id) {
-  constexpr std::size_t kMost = 64;
-  std::span<const TokenId> tokens = host.engine().tokens(id);
-  if (tokens.size() > kMost) tokens = tokens.last(kMost);
+// What was said so far, as a terminal shows it in one column a character.
+std::string text_of(const EngineHost& host, const DemoRequest& request) {
+  constexpr std::ptrdiff_t kMost = 64;
+  std::vector<TokenId> tokens = request.asked.prompt_tokens;
+  tokens.insert(tokens.end(), request.tokens.begin(), request.tokens.end());
+  if (std::ssize(tokens) > kMost) tokens.erase(tokens.begin(), tokens.end() - kMost);
   std::string text = host.tokenizer().decode(tokens).value_or("");
   for (char& c : text) {
     const auto byte = static_cast<unsigned char>(c);
@@ -190,9 +191,10 @@ DemoPicture picture_of(EngineHost& host, const DemoRun& run, std::string title,
     DemoRow& row = picture.rows.emplace_back();
     row.view = view;
     row.place = place_of(residency, view.request);
-    row.text = text_of(host, view.request);
     const DemoRequest* const request = run.find(view.request);
-    row.limit = view.num_prompt_tokens + (request == nullptr ? 0 : request->asked.max_tokens);
+    if (request == nullptr) continue;
+    row.text = text_of(host, *request);
+    row.limit = view.num_prompt_tokens + request->asked.max_tokens;
   }
   picture.pools = std::move(residency.pools);
   return picture;

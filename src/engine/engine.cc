@@ -45,12 +45,6 @@ Result<std::vector<ResumedRequest>> Engine::load_bundle(
 Result<void> Engine::rebalance_now() { return executor_->rebalance_now(); }
 EngineStatistics Engine::statistics() const { return executor_->statistics(); }
 std::vector<RequestView> Engine::view() const { return executor_->view(); }
-const GenerationRequest* Engine::asked(RequestId request) const {
-  return executor_->asked(request);
-}
-std::span<const TokenId> Engine::tokens(RequestId request) const {
-  return executor_->tokens(request);
-}
 const EngineConfig& Engine::config() const { return executor_->config(); }
 std::int64_t Engine::max_sequence_length() const { return executor_->max_sequence_length(); }
 hybrid::HybridCacheManager& Engine::state() { return executor_->state(); }

@@ -69,8 +69,6 @@ class Executor final : private scheduler::RequestResidency {
 
   EngineStatistics statistics() const;
   std::vector<RequestView> view() const;
-  const GenerationRequest* asked(RequestId request) const;
-  std::span<const TokenId> tokens(RequestId request) const;
   const EngineConfig& config() const { return config_; }
   std::int64_t max_sequence_length() const { return max_sequence_length_; }
   hybrid::HybridCacheManager& state() { return *state_; }
@@ -92,7 +90,6 @@ class Executor final : private scheduler::RequestResidency {
   void obey(const Order& order, LiveRequest& request);
   LiveRequest* find(RequestId request);
   const LiveRequest* find(RequestId request) const;
-  const LiveRequest* find_open(RequestId request) const;
   TextOutput make_text(const GenerationRequest& asked) const;
   cache::PriorityCallback priority_of(const LiveRequest& request) const;
   std::unique_ptr<LiveRequest> make_request(const GenerationRequest& asked, RequestId id,

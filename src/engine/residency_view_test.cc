@@ -1,4 +1,4 @@
-// What lies where, and what was asked, while requests come and go.
+// What lies where while requests come and go.
 
 #include "slackwater/engine/residency_view.h"
 
@@ -55,24 +55,6 @@ TEST(ResidencyView, CountsEverySlotOfAPoolOnce) {
     (pool.holds_blocks ? has_blocks : has_states) = true;
   }
   EXPECT_TRUE(has_states && has_blocks);
-}
-
-TEST(Engine, TellsWhatWasAskedUntilTheLastOutput) {
-  DemoEngine engine(roomy());
-  const GenerationRequest request = demo_request(0, 6);
-  const RequestId id = engine.ask(request);
-  ASSERT_NE(engine->asked(id), nullptr) << "before a step has taken it";
-  EXPECT_EQ(engine->asked(id)->max_tokens, 6);
-  std::size_t known = 0;
-  while (engine->asked(id) != nullptr) {
-    const std::span<const TokenId> tokens = engine->tokens(id);
-    ASSERT_EQ(tokens.size(), request.prompt_tokens.size() + engine.answer(id).tokens.size());
-    known = tokens.size();
-    ASSERT_TRUE(engine->step().has_value());
-  }
-  EXPECT_GT(known, request.prompt_tokens.size());
-  EXPECT_TRUE(engine->tokens(id).empty());
-  EXPECT_EQ(engine->asked(RequestId(99)), nullptr);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -112,10 +111,6 @@ class Engine {
 
   EngineStatistics statistics() const;
   std::vector<RequestView> view() const;
-  // What was asked, and the tokens that are known on the host, the prompt's first. Of a request
-  // that is not finished, until the next step(); null and empty otherwise.
-  const GenerationRequest* asked(RequestId request) const;
-  std::span<const TokenId> tokens(RequestId request) const;
   const EngineConfig& config() const;
   // The longest sequence that one request can have: prompt and answer.
   std::int64_t max_sequence_length() const;
