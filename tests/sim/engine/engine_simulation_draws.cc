@@ -58,7 +58,7 @@ void EngineSimulation::draw_config() {
                        .cooldown = Nanoseconds(0),
                        .threshold = 1.05,
                        .decay = 0.5};
-  if (options_.has_faults && once_in(3)) copy_fault_permille_ = any_of<std::uint64_t>({2, 20});
+  if (options_.has_faults && once_in(3)) copy_fault_permille_ = any_of<std::uint64_t>({5, 50, 200});
   if (options_.has_faults && once_in(3)) step_fault_permille_ = any_of<std::uint64_t>({5, 30});
   if (options_.has_faults && once_in(4)) commit_fault_percent_ = 30;
   config_.fail_step = [this](std::int64_t) {
