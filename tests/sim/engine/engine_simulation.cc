@@ -221,7 +221,7 @@ void EngineSimulation::drain() {
 }
 
 void EngineSimulation::operate() {
-  for (int i = 0; i < 4 && options_.is_under_pressure; ++i) {
+  for (int i = 0; i < 8 && options_.is_under_pressure; ++i) {
     // As if somebody were always in need of room.
     RequestId victim;
     if (draw_live(victim) != nullptr) engine_->suspend(victim);
