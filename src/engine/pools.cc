@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/step_runner.h"
+#include "slackwater/base/mutant.h"
 #include "slackwater/base/numeric.h"
 #include "slackwater/cache/layer_groups.h"
 #include "slackwater/hybrid/replay_state.h"
@@ -272,7 +273,7 @@ Result<hybrid::HybridConfig> make_hybrid_config(const EngineParts& parts,
     out.max_batch_size = std::clamp(pools.num_slots / 2, 1, config.scheduler.max_batch_size);
   }
   out.max_batch_size = std::max(out.max_batch_size, least_slots(config));
-  if (config.enable_rebalance) {
+  if (config.enable_rebalance && !SLACKWATER_MUTANT(engine_shares_forget_the_longest)) {
     SLACKWATER_ASSIGN_OR_RETURN(const std::int64_t capacity, tokens_for_one(parts, config));
     out.cache.constraints.push_back({{{.capacity = capacity, .history = 0}}, 0});
   }

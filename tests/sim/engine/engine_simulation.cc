@@ -168,7 +168,9 @@ void EngineSimulation::run_requests(std::int64_t num_requests) {
 
 void EngineSimulation::step() {
   ++steps_;
+  is_in_step_ = true;
   const Result<bool> stepped = engine_->step();
+  is_in_step_ = false;
   ASSERT_TRUE(stepped.has_value()) << "step " << steps_ << ": " << stepped.error().text() << "\n"
                                    << engine_->state().describe() << "\n"
                                    << engine_->state().kv_cache().describe();
@@ -177,7 +179,7 @@ void EngineSimulation::step() {
     EXPECT_FALSE(asked.is_cancelled && asked.cancelled_at < steps_)
         << "request " << id.value() << " goes on: " << describe(asked);
   }
-  // What callbacks wanted to say and could not there.
+  // What callbacks asked for outside a step.
   std::vector<GenerationRequest> follow_ups;
   follow_ups.swap(to_submit_);
   for (GenerationRequest& request : follow_ups) submit(std::move(request));
@@ -219,7 +221,7 @@ void EngineSimulation::drain() {
 }
 
 void EngineSimulation::operate() {
-  for (int i = 0; i < 4 && options_.is_under_pressure; ++i) {
+  for (int i = 0; i < 8 && options_.is_under_pressure; ++i) {
     // As if somebody were always in need of room.
     RequestId victim;
     if (draw_live(victim) != nullptr) engine_->suspend(victim);
@@ -453,8 +455,10 @@ void EngineSimulation::compare_end(Asked& asked, const RequestOutput& output) {
     next.scope = asked.request.scope;
     next.max_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(
         next.max_tokens, engine_->max_sequence_length() - std::ssize(next.prompt_tokens)));
-    to_submit_.push_back(std::move(next));
     ++tally_.second_turns;
+    // While a bundle is written it would not be part of it.
+    if (!is_in_step_) return to_submit_.push_back(std::move(next));
+    submit(std::move(next));
   } else if (std::ssize(turn) < max_prompt_) {
     if (prompts_.size() >= 8) prompts_.erase(prompts_.begin());
     prompts_.push_back(std::move(turn));

@@ -170,6 +170,7 @@ class EngineSimulation {
   std::int64_t max_prompt_ = 0;
   std::int64_t max_answer_ = 0;
   bool is_running_ = false;  // faults begin once it is made
+  bool is_in_step_ = false;
 
   ThreadPool pool_{1};
   kernels::ExecutionContext context_{pool_};
@@ -184,7 +185,7 @@ class EngineSimulation {
 
   std::map<RequestId, Asked> asked_;          // that have not ended
   std::vector<Tokens> prompts_;               // that others may begin with
-  std::vector<GenerationRequest> to_submit_;  // by callbacks
+  std::vector<GenerationRequest> to_submit_;  // by callbacks, after the next step
   std::int64_t steps_ = 0;
   std::int64_t steps_owed_ = 0;  // at most, for what was submitted
   EngineTally tally_;

@@ -58,7 +58,7 @@ void EngineSimulation::draw_config() {
                        .cooldown = Nanoseconds(0),
                        .threshold = 1.05,
                        .decay = 0.5};
-  if (options_.has_faults && once_in(3)) copy_fault_permille_ = any_of<std::uint64_t>({2, 20});
+  if (options_.has_faults && once_in(3)) copy_fault_permille_ = any_of<std::uint64_t>({5, 50, 200});
   if (options_.has_faults && once_in(3)) step_fault_permille_ = any_of<std::uint64_t>({5, 30});
   if (options_.has_faults && once_in(4)) commit_fault_percent_ = 30;
   config_.fail_step = [this](std::int64_t) {
@@ -74,6 +74,11 @@ void EngineSimulation::draw_pools() {
   pools.tokens_per_block = any_of({4, 8, 16});
   max_prompt_ = any_of({12, 30, 60});
   max_answer_ = any_of({8, 24, 40});
+  if (options_.is_under_pressure) {
+    config_.scheduler.max_batch_size = 8;
+    max_prompt_ = 30;
+    max_answer_ = 40;
+  }
   const std::int64_t longest = std::min<std::int64_t>(max_prompt_ + max_answer_, target.max_length);
   // Enough for one of the longest, up to a few of them.
   const std::int64_t of_one = ceil_div<std::int64_t>(longest + 24, pools.tokens_per_block);
@@ -95,7 +100,7 @@ void EngineSimulation::draw_pools() {
     pools.disk_directory = directory_->path();
     pools.disk_bytes = one * 40;
   }
-  if (once_in(6)) {
+  if (!options_.is_under_pressure && once_in(6)) {
     pools.device_bytes = one * (4 + pools.num_slots);
     pools.num_slots = pools.num_blocks = 0;
   }
