@@ -68,6 +68,7 @@ class DemoRun {
   std::int64_t num_finished() const;
 
  private:
+  Result<std::vector<TokenId>> first_turn(std::size_t number) const;
   Result<void> submit(std::size_t number, std::vector<TokenId> prompt);
   Result<void> submit_second_turns();
   void note(const engine::RequestOutput& output);
