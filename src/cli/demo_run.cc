@@ -126,6 +126,7 @@ Result<bool> DemoRun::step() {
 }
 
 bool DemoRun::is_mid_speculation() const {
+  if (host_.engine().config().speculation.drafter == engine::DrafterKind::kNone) return true;
   const std::vector<engine::RequestView> views = host_.engine().view();
   return std::any_of(views.begin(), views.end(), [](const engine::RequestView& view) {
     return view.num_pending > 0 || (view.is_in_flight && view.draft_length > 0);
