@@ -90,9 +90,7 @@ void Executor::add(std::unique_ptr<LiveRequest> request) {
   requests_.push_back(std::move(request));
 }
 
-void Executor::remove(LiveRequest& request) {
-  index_.erase(request.id.value());
-}
+void Executor::remove(LiveRequest& request) { index_.erase(request.id.value()); }
 
 std::unique_ptr<LiveRequest> Executor::make_request(const GenerationRequest& asked, RequestId id,
                                                     std::int32_t choice) {
@@ -388,13 +386,14 @@ Result<void> Executor::rebalance(Nanoseconds now) {
     slept.push_back(request.get());
   }
   state_->suspend_dummies();
+  const bool is_off = state_->need_adjustment(now);
   const Result<void> adjusted = state_->adjust(now);
   state_->resume_dummies();
   // What is still queued looks at the tables of before.
   stream_->synchronize();
   runner_->bind(*state_);
   if (adjusted.has_value()) {
-    ++statistics_.rebalances;
+    statistics_.rebalances += is_off ? 1 : 0;
   } else if (adjusted.error().code() != ErrorCode::kResourceExhausted) {
     return adjusted;
   }
