@@ -5,7 +5,7 @@
 #
 # Fails where an answer differs from the solo loop's, where a run takes longer than LIMIT_S seconds
 # (60), or where something that the set is to show did not happen in any of its runs. PROGRAM and
-# SEEDS ("1 2 3 4 5") change what runs. Results: a line of JSON per run in build/logs/demo-matrix.jsonl.
+# SEEDS ("1 2 3 4 5") change what runs. Results: build/logs/demo-matrix.jsonl, a line per run.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 

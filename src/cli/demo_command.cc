@@ -133,10 +133,10 @@ Result<void> Demonstration::save() {
     return write_standard_output(
         object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   }
-  return write_standard_output(
-      fmt::format("saved {} of {} requests at step {} in '{}', in the middle of a round; "
-                  "slackwater demo --load-bundle goes on with them\n",
-                  count, run_.num_requests(), step, command_.save_bundle->string()));
+  return write_standard_output(fmt::format(
+      "saved {} of {} requests at step {} in '{}'; slackwater demo --load-bundle goes on "
+      "with them\n",
+      count, run_.num_requests(), step, command_.save_bundle->string()));
 }
 
 Result<void> Demonstration::finish(Nanoseconds engine_time) {

@@ -17,7 +17,7 @@ namespace slackwater::cli {
 // with the solo loop, and how many answers differ.
 struct DemoCommand {
   ModelOptions model;
-  EngineOptions engine = {.num_slots = 6, .num_blocks = 16, .host_bytes = 8 << 20};
+  EngineOptions engine = {.num_slots = 6, .num_blocks = 24, .host_bytes = 8 << 20};
   DemoOptions demo;
   std::optional<std::int32_t> pace_ms;  // pause after a step; default: 40 on a terminal, else 0
   std::optional<std::filesystem::path> save_bundle;

@@ -16,7 +16,12 @@ Result<void> DemoRun::submit(std::size_t number, std::vector<TokenId> prompt) {
   request.prompt_tokens = std::move(prompt);
   // Answers of half to one and a half times the length, so that nobody ends together.
   const auto half = static_cast<std::uint64_t>(options_.max_tokens / 2);
-  request.max_tokens = static_cast<std::int32_t>(half + random_() % (2 * half + 1));
+  const auto wanted =
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(half + random_() % (2 * half + 1)));
+  // So little memory that less fits is part of the show; where nothing does, it is refused.
+  const std::int64_t room =
+      host_.engine().max_sequence_length() - std::ssize(request.prompt_tokens);
+  request.max_tokens = static_cast<std::int32_t>(std::clamp<std::int64_t>(room, 1, wanted));
   request.sampling.temperature = options_.temperature;
   request.sampling.seed = options_.seed * 1000 + number;
   request.on_output = [this](const engine::RequestOutput& output) { note(output); };
@@ -28,6 +33,10 @@ Result<void> DemoRun::submit(std::size_t number, std::vector<TokenId> prompt) {
   return {};
 }
 
+Result<std::vector<TokenId>> DemoRun::first_turn(std::size_t number) const {
+  return model::encode_prompt(host_.model().config(), host_.tokenizer(), demo_prompt(number));
+}
+
 Result<void> DemoRun::submit_all(bool with_second_turns) {
   num_requests_ = options_.num_requests;
   for (std::size_t i = 0; i < static_cast<std::size_t>(num_requests_); ++i) {
@@ -35,15 +44,14 @@ Result<void> DemoRun::submit_all(bool with_second_turns) {
       second_turns_.emplace_back(i, requests_.back().id);
       continue;
     }
-    SLACKWATER_ASSIGN_OR_RETURN(
-        std::vector<TokenId> prompt,
-        model::encode_prompt(host_.model().config(), host_.tokenizer(), demo_prompt(i)));
+    SLACKWATER_ASSIGN_OR_RETURN(std::vector<TokenId> prompt, first_turn(i));
     SLACKWATER_RETURN_IF_ERROR(submit(i, std::move(prompt)));
   }
   return {};
 }
 
-// The first prompt, its answer, and something new.
+// The first prompt, its answer, and something new; where that is longer than anybody may be, a
+// first turn of its own.
 Result<void> DemoRun::submit_second_turns() {
   for (auto at = second_turns_.begin(); at != second_turns_.end();) {
     const auto [number, first_id] = *at;
@@ -57,6 +65,9 @@ Result<void> DemoRun::submit_second_turns() {
     SLACKWATER_ASSIGN_OR_RETURN(const std::vector<TokenId> turn,
                                 host_.tokenizer().encode(demo_follow_up(number)));
     prompt.insert(prompt.end(), turn.begin(), turn.end());
+    if (std::ssize(prompt) >= host_.engine().max_sequence_length()) {
+      SLACKWATER_ASSIGN_OR_RETURN(prompt, first_turn(number));
+    }
     at = second_turns_.erase(at);
     SLACKWATER_RETURN_IF_ERROR(submit(number, std::move(prompt)));
   }
@@ -115,6 +126,7 @@ Result<bool> DemoRun::step() {
 }
 
 bool DemoRun::is_mid_speculation() const {
+  if (host_.engine().config().speculation.drafter == engine::DrafterKind::kNone) return true;
   const std::vector<engine::RequestView> views = host_.engine().view();
   return std::any_of(views.begin(), views.end(), [](const engine::RequestView& view) {
     return view.num_pending > 0 || (view.is_in_flight && view.draft_length > 0);

@@ -58,7 +58,7 @@ class DemoRun {
   Result<void> load(const std::filesystem::path& directory);
   // One step, after what disturbs it. False: all answers are there.
   Result<bool> step();
-  // Somebody has drafts that are accepted and not folded in, or under way.
+  // Somebody has drafts that are accepted and not folded in, or under way; without a drafter always.
   bool is_mid_speculation() const;
 
   // In the order in which they were submitted.
@@ -68,6 +68,7 @@ class DemoRun {
   std::int64_t num_finished() const;
 
  private:
+  Result<std::vector<TokenId>> first_turn(std::size_t number) const;
   Result<void> submit(std::size_t number, std::vector<TokenId> prompt);
   Result<void> submit_second_turns();
   void note(const engine::RequestOutput& output);

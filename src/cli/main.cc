@@ -16,6 +16,7 @@
 #include "cli/generate_command.h"
 #include "cli/inspect_command.h"
 #include "cli/model_directory.h"
+#include "cli/run_command.h"
 #include "cli/standard_streams.h"
 
 namespace slackwater::cli {
@@ -179,6 +180,26 @@ void add_demo(CLI::App& parent, DemoCommand& command) {
   app.add_flag("--json", command.is_json, "Print one JSON object, and no table");
 }
 
+void add_run(CLI::App& parent, RunCommand& command) {
+  CLI::App& app = *parent.add_subcommand(
+      "run", "Answer many prompts: a JSON object a line in, an answer a line out");
+  app.footer(
+      "Fields of a line: prompt or prompt_tokens; id, max_tokens, temperature, top_p, top_k, "
+      "min_p, "
+      "frequency_penalty, presence_penalty, seed, stop, stop_token_ids, ignore_eos, n, logit_bias, "
+      "logprobs (true, or how many), priority, speculation.\n"
+      "Killed? The same command goes on: answers that are in --output are not asked for again.");
+  add_model_options(app, command.model);
+  add_engine_options(app, command.engine);
+  app.add_option("--prompts", command.prompts, "File with a JSON object a line")->required();
+  app.add_option("--output", command.output,
+                 "File to which answers are appended (default: standard output)");
+  add_number(app, "--seed", command.seed, "Plus its number: the seed of a line without one");
+  add_number(app, "--in-flight", command.num_in_flight, "Answers under way at once")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_flag("--tokens", command.has_tokens, "Write tokens beside the text");
+}
+
 // Runs a command whose options are checked first: those are usage, the rest is failure.
 template <class Command>
 int execute(const Command& command) {
@@ -200,11 +221,13 @@ int parse_and_execute(int argc, char** argv) {
   GenerateCommand generate;
   BenchGenerateCommand bench;
   DemoCommand demo;
+  RunCommand batch;
   InspectCommand inspect;
   generate.model.directory = bench.model.directory = default_model_directory();
-  demo.model.directory = generate.model.directory;
+  demo.model.directory = batch.model.directory = generate.model.directory;
   add_generate(app, generate);
   add_demo(app, demo);
+  add_run(app, batch);
   add_bench(app, bench);
   add_inspect(app, inspect);
   try {
@@ -220,6 +243,7 @@ int parse_and_execute(int argc, char** argv) {
   }
   if (app.got_subcommand("generate")) return execute(generate);
   if (app.got_subcommand("demo")) return execute(demo);
+  if (app.got_subcommand("run")) return execute(batch);
   return app.got_subcommand("inspect") ? execute(inspect) : execute(bench);
 }
 
