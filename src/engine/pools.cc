@@ -71,6 +71,13 @@ Result<void> check_drafter(const EngineParts& parts, const EngineConfig& config)
   return {};
 }
 
+// Where shares follow the load, or the host has to take whatever is in use, it takes a floor to
+// have room for one long request at any time.
+bool keeps_room_for_one(const EngineConfig& config) {
+  const PoolConfig& pools = config.pools;
+  return config.enable_rebalance || (pools.guarantee_suspend && pools.host_bytes > 0);
+}
+
 // A state that goes on from a snapshot is a copy: the one request that is left needs both at once.
 std::int32_t least_slots(const EngineConfig& config) { return config.enable_block_reuse ? 2 : 1; }
 
@@ -211,7 +218,7 @@ Result<std::int64_t> tokens_for_one(const EngineParts& parts, const EngineConfig
   const PoolConfig& pools = config.pools;
   const std::int64_t longest =
       std::int64_t{parts.model->config().max_length} + positions_past_end(config);
-  if (!config.enable_rebalance) return longest;
+  if (!keeps_room_for_one(config)) return longest;
   SLACKWATER_ASSIGN_OR_RETURN(const std::vector<GroupBytes> groups, group_bytes(parts, config));
   std::int64_t state_bytes = 0;
   std::int64_t block_bytes = 0;
@@ -273,7 +280,7 @@ Result<hybrid::HybridConfig> make_hybrid_config(const EngineParts& parts,
     out.max_batch_size = std::clamp(pools.num_slots / 2, 1, config.scheduler.max_batch_size);
   }
   out.max_batch_size = std::max(out.max_batch_size, least_slots(config));
-  if (config.enable_rebalance && !SLACKWATER_MUTANT(engine_shares_forget_the_longest)) {
+  if (keeps_room_for_one(config) && !SLACKWATER_MUTANT(engine_shares_forget_the_longest)) {
     SLACKWATER_ASSIGN_OR_RETURN(const std::int64_t capacity, tokens_for_one(parts, config));
     out.cache.constraints.push_back({{{.capacity = capacity, .history = 0}}, 0});
   }

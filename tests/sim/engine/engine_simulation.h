@@ -151,6 +151,7 @@ class EngineSimulation {
   void cancel(RequestId id);
   void bundle();
   void drain();
+  void go_on_while(const std::function<bool()>& has_more);
 
   // What is compared.
   void note(const RequestOutput& output);

@@ -83,8 +83,6 @@ void EngineSimulation::draw_pools() {
   // Enough for one of the longest, up to a few of them.
   const std::int64_t of_one = ceil_div<std::int64_t>(longest + 24, pools.tokens_per_block);
   pools.num_blocks = static_cast<std::int32_t>(of_one * between(4, 16) / 4);
-  // Where shares follow the load, one request may be promised less than there is now.
-  if (config_.enable_rebalance) pools.num_blocks *= 2;
   pools.num_slots = static_cast<std::int32_t>(between(config_.enable_block_reuse ? 2 : 1, 6));
   const std::int32_t drafts = config_.speculation.max_drafts;
   const std::int64_t one = state_bytes(target, drafts) +
@@ -105,6 +103,8 @@ void EngineSimulation::draw_pools() {
     pools.num_slots = pools.num_blocks = 0;
   }
   pools.guarantee_suspend = pools.host_bytes > 0 && once_in(3);
+  // One request is promised half of what there is.
+  if (config_.enable_rebalance || pools.guarantee_suspend) pools.num_blocks *= 2;
   pools.grain_bytes = pools.device_bytes > 0 || pools.disk_bytes > 0 ? 4096 : any_of({0, 4096});
 }
 
