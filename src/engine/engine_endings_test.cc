@@ -103,7 +103,8 @@ TEST_P(EngineEndings, TheEndOfSequenceEndsTheAnswerUnlessItIsIgnored) {
       GenerationRequest request = warm_request(i, 48);
       request.ignore_eos = ignores;
       // Drawn towards it, so that it comes in the middle.
-      request.logit_bias = {{DemoModels::get().model.config().eos_ids[0], 4.0F}};
+      const float pull = 5.0F + 2.0F * static_cast<float>(i);
+      request.logit_bias = {{DemoModels::get().model.config().eos_ids[0], pull}};
       asked.emplace_back(engine.ask(request), request);
     }
   }

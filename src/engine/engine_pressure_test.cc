@@ -41,6 +41,7 @@ bool step(DemoEngine& engine) {
 TEST_P(EnginePressure, WithoutAHostTierOthersAreComputedAgainAndNothingIsSampledTwice) {
   EngineConfig config = tight();
   config.pools.host_bytes = 0;
+  config.pools.num_blocks = 5;
   DemoEngine engine(config);
   std::vector<std::pair<RequestId, GenerationRequest>> asked;
   for (std::size_t i = 0; i < 7; ++i) {
@@ -58,43 +59,50 @@ TEST_P(EnginePressure, WithoutAHostTierOthersAreComputedAgainAndNothingIsSampled
   expect_nothing_left(*engine);
 }
 
-TEST_P(EnginePressure, SuspendedRequestsComeBackInOldAndInNewSlots) {
-  for (const hybrid::SuspendPolicy policy :
-       {hybrid::SuspendPolicy::kSave, hybrid::SuspendPolicy::kCommitIfKnown}) {
-    for (const hybrid::ReplayPlacement placement :
-         {hybrid::ReplayPlacement::kInPool, hybrid::ReplayPlacement::kBesidePool}) {
-      EngineConfig config = tight();
-      config.suspend_policy = policy;
-      config.placement = placement;
-      DemoEngine engine(config);
-      std::vector<std::pair<RequestId, GenerationRequest>> asked;
-      for (std::size_t i = 0; i < 6; ++i) {
-        GenerationRequest request = warm_request(i, 36);
-        request.ignore_eos = true;
-        asked.emplace_back(engine.ask(request), request);
-      }
-      // Beside the pressure, somebody is sent away in every step.
-      std::size_t turn = 0;
-      do {
-        engine->suspend(asked[turn++ % asked.size()].first);
-      } while (step(engine));
-      for (const auto& [id, request] : asked) expect_as_alone(engine, id, request);
-      const EngineStatistics statistics = engine->statistics();
-      EXPECT_GT(statistics.hybrid.resumes_in_old_slot, 0);
-      EXPECT_GT(statistics.hybrid.resumes_in_new_slot, 0);
-      EXPECT_EQ(statistics.losses, 0);
-      const bool tells_late =
-          GetParam().loop == LoopKind::kOverlap && (GetParam().drafter == DrafterKind::kNgram ||
-                                                    GetParam().drafter == DrafterKind::kDraftModel);
-      if (tells_late) {
-        EXPECT_GT(statistics.hybrid.late_acceptances, 0);
-      }
-      if (GetParam().loop == LoopKind::kOverlap) {
-        EXPECT_GT(statistics.suspends_in_flight, 0);
-      }
-      expect_nothing_left(*engine);
-    }
+// Beside the pressure somebody is sent away in every step, and one after the other stays away until
+// somebody else has his slot.
+void expect_everybody_comes_back(const EngineConfig& config) {
+  DemoEngine engine(config);
+  std::vector<std::pair<RequestId, GenerationRequest>> asked;
+  for (std::size_t i = 0; i < 6; ++i) {
+    GenerationRequest request = warm_request(i, 36);
+    request.ignore_eos = true;
+    asked.emplace_back(engine.ask(request), request);
   }
+  std::size_t turn = 0;
+  RequestId away = asked[0].first;
+  do {
+    engine->suspend(asked[turn % asked.size()].first);
+    if (turn % 8 == 3) {
+      away = asked[turn / 8 % asked.size()].first;
+      engine->hold(away, HoldPolicy::kSuspend);
+    }
+    if (turn % 8 == 7) engine->release(away);
+    ++turn;
+  } while (step(engine));
+  for (const auto& [id, request] : asked) expect_as_alone(engine, id, request);
+  const EngineStatistics statistics = engine->statistics();
+  EXPECT_GT(statistics.hybrid.resumes_in_old_slot, 0);
+  EXPECT_GT(statistics.hybrid.resumes_in_new_slot, 0);
+  EXPECT_EQ(statistics.losses, 0);
+  const bool tells_late =
+      config.loop == LoopKind::kOverlap && (config.speculation.drafter == DrafterKind::kNgram ||
+                                            config.speculation.drafter == DrafterKind::kDraftModel);
+  if (tells_late) {
+    EXPECT_GT(statistics.hybrid.late_acceptances, 0);
+  }
+  if (config.loop == LoopKind::kOverlap) {
+    EXPECT_GT(statistics.suspends_in_flight, 0);
+  }
+  expect_nothing_left(*engine);
+}
+
+TEST_P(EnginePressure, SuspendedRequestsComeBackInOldAndInNewSlots) {
+  EngineConfig config = tight();
+  expect_everybody_comes_back(config);
+  config.suspend_policy = hybrid::SuspendPolicy::kCommitIfKnown;
+  config.placement = hybrid::ReplayPlacement::kBesidePool;
+  expect_everybody_comes_back(config);
 }
 
 TEST_P(EnginePressure, AHostThatGuaranteesEverySuspendChangesNothing) {
@@ -226,7 +234,7 @@ TEST(EngineProgress, WhenItIsStuckItSaysWhatHelps) {
   EngineConfig config = roomy();
   config.pools.host_bytes = 0;
   config.pools.num_slots = 2;
-  config.pools.num_blocks = 4;
+  config.pools.num_blocks = 3;
   config.scheduler.enable_recompute_pause = false;
   config.scheduler.max_idle_passes = 5;
   DemoEngine engine(config);

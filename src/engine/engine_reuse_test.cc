@@ -55,6 +55,8 @@ TEST_P(EngineReuse, TheNextTurnOfAChatComputesLessThanABlockOfWhatWasSaid) {
     const std::vector<TokenId> more = long_prompt(12, turn + 2);
     said.insert(said.end(), more.begin() + 1, more.end());
     request.prompt_tokens = said;
+    // What was published is found once the device is done with it.
+    engine->audit();
     request.max_tokens = 21 + static_cast<std::int32_t>(turn);
     request.sampling.temperature = turn % 2 == 1 ? 0.8F : 0.0F;
     last = engine.ask(request);
@@ -84,6 +86,7 @@ TEST_P(EngineReuse, AnAnswerThatEndsWithAStopTokenIsGoneOnFrom) {
     const RequestId first = engine.ask(ended);
     engine.run();
     expect_as_alone(engine, first, ended);
+    engine->audit();
     GenerationRequest next = ended;
     next.stop_token_ids.clear();
     next.prompt_tokens.insert(next.prompt_tokens.end(), engine.answer(first).tokens.begin(),

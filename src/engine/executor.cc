@@ -185,7 +185,9 @@ void Executor::take_orders() {
     // The first one may be gone already.
     for (const std::unique_ptr<LiveRequest>& request : requests_) {
       const std::uint64_t first = request->id.value() - static_cast<std::uint64_t>(request->choice);
-      const bool is_meant = request->id == order.request || RequestId(first) == order.request;
+      const bool is_choice = !SLACKWATER_MUTANT(engine_orders_reach_one_choice);
+      const bool is_meant =
+          request->id == order.request || (is_choice && RequestId(first) == order.request);
       if (is_meant && !request->is_closing) obey(order, *request);
     }
   }
@@ -219,7 +221,7 @@ void Executor::end_life(LiveRequest& request) {
   request.is_suspended = false;
   request.in_flight = request.tokens_to_come = 0;
   request.before = nullptr;
-  request.cursor = 0;
+  request.cursor = request.num_matched = 0;
   request.drafts.clear();
   request.num_proposed = 0;
   request.are_drafts_known = false;
@@ -232,6 +234,9 @@ void Executor::end_life(LiveRequest& request) {
 void Executor::begin_life(LiveRequest& request) {
   request.context_end =
       request.num_generated() > 0 ? std::ssize(request.tokens) - 1 : request.num_prompt;
+  if (SLACKWATER_MUTANT(engine_context_of_all_tokens)) {
+    request.context_end = std::ssize(request.tokens);
+  }
 }
 
 void Executor::close(LiveRequest& request, FinishReason reason, std::optional<Error> error) {
@@ -270,6 +275,7 @@ void Executor::tell(LiveRequest& request) {
 // What it leaves for others: all tokens that were run and stay. Only while it is resident.
 void Executor::publish_end(LiveRequest& request) {
   if (!request.has_state || !is_active(request.id) || !config_.enable_block_reuse) return;
+  if (SLACKWATER_MUTANT(engine_ends_are_not_published)) return;
   const std::int64_t committed = state_->sequence(request.id).num_committed();
   const std::int64_t end = std::ssize(request.tokens) - 1;
   if (end < committed) return;
@@ -320,6 +326,7 @@ Result<bool> Executor::step() {
   take_orders();
   SLACKWATER_RETURN_IF_ERROR(check_rebalance());
   if (is_idle_) take_from_held();
+  const bool was_empty = pipeline_.empty();
   {
     const Timed timed(clock_, statistics_.schedule_time);
     list_candidates();
@@ -338,7 +345,7 @@ Result<bool> Executor::step() {
     if (!is_queued) break;
   }
   sweep();
-  is_idle_ = !is_queued && pipeline_.empty();
+  is_idle_ = was_empty && schedule_.is_empty() && !candidates_.empty();
   note_statistics();
   return has_work();
 }
@@ -353,7 +360,11 @@ Result<void> Executor::check_rebalance() {
   return rebalance(now);
 }
 
-Result<void> Executor::rebalance_now() { return rebalance(clock_.now()); }
+Result<void> Executor::rebalance_now() {
+  const Result<void> done = rebalance(clock_.now());
+  note_statistics();
+  return done;
+}
 
 // Everybody sleeps, in the middle of a round too, while the pools change.
 Result<void> Executor::rebalance(Nanoseconds now) {

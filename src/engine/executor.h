@@ -109,7 +109,10 @@ class Executor final : private scheduler::RequestResidency {
   scheduler::Candidate candidate_of(LiveRequest& request);
   std::int32_t draft_room(const LiveRequest& request) const;
   std::int32_t drafts_wanted(LiveRequest& request);
-  bool can_be_scheduled(const LiveRequest& request) const;
+  bool can_be_scheduled(const LiveRequest& request);
+  bool is_in_turn(const LiveRequest& request) const;
+  bool takes_turns() const;
+  void choose_half();
   bool is_on_device_loop() const;
   bool waits_for_first_choice(const LiveRequest& request) const;
   void take_from_held();
@@ -145,7 +148,7 @@ class Executor final : private scheduler::RequestResidency {
   void reserve_snapshots(LiveRequest& request, std::int64_t first, std::int64_t num_tokens);
   void note_queued(Step& step);
   void publish_contexts(Step& step);
-  void run_item(Step& step, std::function<bool()> part);
+  void run_item(Step& step, std::function<bool(kernels::ExecutionContext&)> part);
 
   // Outcomes.
   Result<void> finish_oldest();
@@ -158,6 +161,8 @@ class Executor final : private scheduler::RequestResidency {
 
   Result<void> put_to_bed(LiveRequest& request);
   Result<void> check_loaded(const SavedRequest& saved) const;
+  Result<bool> take_up_state(const SavedRequest& saved, const hybrid::RequestImage& image,
+                             LiveRequest& request);
   Result<void> take_up(const SavedRequest& saved, const hybrid::RequestImage& image,
                        const std::function<void(const RequestOutput&)>& on_output);
 
@@ -196,8 +201,9 @@ class Executor final : private scheduler::RequestResidency {
   // Of two halves of the requests, where drafts come from the host: whose turn it is, and was.
   std::uint64_t half_ = 0;
   std::uint64_t last_half_ = 0;
+  std::int64_t joiners_ = 0;  // of those that wait, who may join the half whose turn it is
   std::uint64_t admissions_ = 0;
-  bool is_idle_ = false;  // the last pass queued nothing, and nothing is under way
+  bool is_idle_ = false;  // the last pass found nothing to do for anybody, with nothing under way
   RequestOutput output_;  // of the request that is told next
 
   // Shared with other threads.

@@ -75,6 +75,7 @@ Result<void> Executor::tell_acceptances(Step& step) {
     const RowOutcome& outcome = step.outcomes[i];
     if (row.is_context || row.life != row.request->life || !row.request->has_state) continue;
     if (outcome.num_tokens == 0) continue;
+    if (SLACKWATER_MUTANT(engine_forgets_the_suspended) && !is_active(row.request->id)) continue;
     const hybrid::RowSetup& setup = step.setup.rows[i];
     acceptances_.push_back({.request = row.request->id,
                             .epoch = setup.epoch,
@@ -106,7 +107,7 @@ bool Executor::add_token(LiveRequest& request, const RowOutcome& outcome, std::s
 
 void Executor::tell_row(const StepRow& row, const RowOutcome& outcome) {
   LiveRequest& request = *row.request;
-  if (row.life != request.life) return;
+  if (row.life != request.life && !SLACKWATER_MUTANT(engine_looks_at_earlier_lives)) return;
   --request.in_flight;
   request.tokens_to_come -= row.samples ? 1 : 0;
   if (request.in_flight == 0) request.before = nullptr;

@@ -1,6 +1,7 @@
 // What the scheduler is told of the requests, and what it does with their state.
 
 #include <algorithm>
+#include <array>
 
 #include "engine/executor.h"
 #include "engine/timed.h"
@@ -23,22 +24,22 @@ bool Executor::is_on_device_loop() const {
                                                 config_.speculation.drafter == DrafterKind::kMtp);
 }
 
-bool Executor::can_be_scheduled(const LiveRequest& request) const {
+bool Executor::can_be_scheduled(const LiveRequest& request) {
   if (request.in_flight == 0) {
-    // With drafts of the host two half-batches take turns, so that one runs while the other's
-    // drafts are looked at.
-    const bool takes_turns = config_.loop == LoopKind::kOverlap && !is_on_device_loop();
-    return !takes_turns || request.half == half_ || is_idle_;
+    if (!takes_turns() || is_idle_) return true;
+    return request.has_state ? request.half == half_ : joiners_-- > 0;
   }
   // A row that was suspended begins with what the host knows, as does one whose sampling needs
   // what was sampled before.
   return is_on_device_loop() && request.in_flight < 2 && is_active(request.id) &&
-         request.before != nullptr && !request.sampling.needs_history();
+         request.before != nullptr &&
+         (!request.sampling.needs_history() || SLACKWATER_MUTANT(engine_counts_ahead));
 }
 
 // Drafts that can still become tokens.
 std::int32_t Executor::draft_room(const LiveRequest& request) const {
   if (!request.has_drafts) return 0;
+  if (SLACKWATER_MUTANT(engine_drafts_past_the_limit)) return max_drafts_;
   const std::int64_t golden = std::ssize(request.tokens) - 1 + request.tokens_to_come;
   return static_cast<std::int32_t>(
       std::clamp<std::int64_t>(request.limit - 2 - golden, 0, max_drafts_));
@@ -100,21 +101,42 @@ bool Executor::waits_for_first_choice(const LiveRequest& request) const {
          first->num_generated() == 0;
 }
 
-void Executor::list_candidates() {
-  candidates_.clear();
+bool Executor::is_in_turn(const LiveRequest& request) const {
+  return !request.is_closing && request.hold == Hold::kNone && !waits_for_first_choice(request);
+}
+
+// With drafts of the host two half-batches take turns, so that one runs while the other's drafts
+// are looked at.
+bool Executor::takes_turns() const {
+  return config_.loop == LoopKind::kOverlap && !is_on_device_loop();
+}
+
+// Whose turn it is, and how many may join that half: until it has half of all. Whoever waits joins
+// the half whose turn it is, so that nobody passes an elder who waits for the other one. When
+// nothing is under way it is the turn of the oldest.
+void Executor::choose_half() {
+  std::array<std::int64_t, 2> members = {};
+  std::int64_t num_listed = 0;
+  const LiveRequest* oldest = nullptr;
+  for (const std::unique_ptr<LiveRequest>& request : requests_) {
+    if (!is_in_turn(*request)) continue;
+    if (oldest == nullptr) oldest = request.get();
+    ++num_listed;
+    if (request->has_state) ++members[request->half];
+  }
   if (!pipeline_.empty()) {
     half_ = 1 - last_half_;
-  } else if (!requests_.empty()) {
-    half_ = requests_.front()->half;
+  } else if (oldest != nullptr) {
+    half_ = oldest->has_state ? oldest->half : (members[0] <= members[1] ? 0 : 1);
   }
-  bool is_first = true;
+  joiners_ = (num_listed + 1) / 2 - members[half_];
+}
+
+void Executor::list_candidates() {
+  candidates_.clear();
+  if (takes_turns()) choose_half();
   for (const std::unique_ptr<LiveRequest>& request : requests_) {
-    if (request->is_closing || request->hold != Hold::kNone) continue;
-    if (waits_for_first_choice(*request)) continue;
-    // Whose turn it is when nothing is under way: the oldest's.
-    if (is_first && pipeline_.empty()) half_ = request->half;
-    is_first = false;
-    candidates_.push_back(candidate_of(*request));
+    if (is_in_turn(*request)) candidates_.push_back(candidate_of(*request));
   }
 }
 
@@ -171,7 +193,7 @@ void Executor::release_context(RequestId id) {
   state_->free_resources(id);
   request.has_state = false;
   request.is_suspended = false;
-  request.cursor = 0;
+  request.cursor = request.num_matched = 0;
   request.snapshot_points.clear();
 }
 

@@ -158,9 +158,8 @@ Result<bool> Executor::prepare(Step& step) {
 }
 
 // Queues one part of a step; the step is done when its parts are.
-void Executor::run_item(Step& step, std::function<bool()> part) {
-  parts_.context->enqueue(*stream_,
-                          [part = std::move(part)](kernels::ExecutionContext&) { return part(); });
+void Executor::run_item(Step& step, std::function<bool(kernels::ExecutionContext&)> part) {
+  parts_.context->enqueue(*stream_, std::move(part));
   const std::array<device::Event, 2> both = {step.done, stream_->record()};
   step.done = device::merge(both);
 }
@@ -179,7 +178,7 @@ Result<void> Executor::queue_target(Step& step) {
   if (step.rows.empty()) return {};
   if (step.outcomes.size() < step.rows.size()) step.outcomes.resize(step.rows.size());
   if (step.num_accepted.size() < step.rows.size()) step.num_accepted.resize(step.rows.size());
-  run_item(step, [this, &step] { return runner_->run_target(step); });
+  run_item(step, [this, &step](kernels::ExecutionContext&) { return runner_->run_target(step); });
   state_->step_queued(step.setup);
   if (config_.speculation.drafter == DrafterKind::kMtp) {
     state_->record_acceptance(step.setup, step.num_accepted.data());
@@ -208,7 +207,9 @@ Result<void> Executor::queue_drafts(Step& step) {
     SLACKWATER_RETURN_IF_ERROR(set_up_drafts(step, call));
     if (call.num_rows == 0) break;
     const auto number = static_cast<std::size_t>(draft);
-    run_item(step, [this, &step, number] { return runner_->run_draft_call(step, number); });
+    run_item(step, [this, &step, number](kernels::ExecutionContext&) {
+      return runner_->run_draft_call(step, number);
+    });
     state_->step_queued(call.setup);
     ++step.num_draft_calls;
   }
@@ -309,7 +310,8 @@ Result<void> Executor::queue_draft_context(Step& step) {
     call.num_rows = static_cast<std::size_t>(kept - call.rows.begin());
   }
   if (call.num_rows == 0) return {};
-  run_item(step, [this, &step] { return runner_->run_draft_context(step); });
+  run_item(step,
+           [this, &step](kernels::ExecutionContext&) { return runner_->run_draft_context(step); });
   state_->step_queued(call.setup);
   return {};
 }
@@ -320,6 +322,7 @@ void Executor::note_queued(Step& step) {
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const StepRow& row = step.rows[i];
     LiveRequest& request = *row.request;
+    request.half = half_;
     ++request.in_flight;
     ++request.rows_queued;
     request.before = &step.outcomes[i];

@@ -239,7 +239,8 @@ void StepRunner::add_target_row(Step& step, std::size_t index) {
   const RowOutcome* const before = row.before;
   outcome.clear();
   std::int32_t count = row.num_tokens;
-  if (before != nullptr && (before->has_ended || before->error.has_value())) {
+  const bool has_ended = before != nullptr && (before->has_ended || before->error.has_value());
+  if (has_ended && !SLACKWATER_MUTANT(engine_runs_past_a_stop)) {
     count = 0;
     outcome.has_ended = true;
   }
@@ -326,8 +327,9 @@ void StepRunner::accept(Step& step, std::size_t index) {
     outcome.sampled.push_back(*result);
     if (!row.is_context) outcome.num_kept = i + 1;
     const std::vector<TokenId>& stops = row.request->stop_ids;
+    const std::int64_t limit = row.limit + (SLACKWATER_MUTANT(engine_limit_found_late) ? 1 : 0);
     outcome.has_ended = std::find(stops.begin(), stops.end(), result->token) != stops.end() ||
-                        first_sampled + i + 1 >= row.limit;
+                        first_sampled + i + 1 >= limit;
     const bool is_next = i + 1 < count && tokens[i + 1] == result->token;
     if (outcome.has_ended && !SLACKWATER_MUTANT(engine_accepts_past_a_stop)) break;
     if (!is_next && !SLACKWATER_MUTANT(engine_accepts_every_draft)) break;

@@ -161,13 +161,13 @@ TEST(C15Engine, AfterSomeChunksNoMoreThanThoseIsFound) {
 
 // KB-C15-04 (SGLang 25091): a chunk that ends within a block was handed in twice. Chunks of every
 // odd length end anywhere in a block.
-// KB-C15-06 (syv-ai/qwen38-27b-rtx3090 43): the state was not carried on where a chunk went into the
+// KB-C15-06 (syv-ai/qwen38-27b-rtx3090 43): the state was not carried on where a chunk entered the
 // next block. Every split gives the same tokens.
 TEST(C15Engine, ChunksOfAnyLengthGiveTheSameTokens) {
-  const GenerationRequest request = of_length(117, 10, 2);
+  const GenerationRequest request = of_length(77, 8, 2);
   const SoloAnswer expected = alone(request);
   for (const Setting& setting : every_setting()) {
-    for (const std::int32_t unit : {1, 7, 12, 31, 33, 50}) {
+    for (const std::int32_t unit : {5, 12, 33}) {
       SCOPED_TRACE(testing::Message() << name_of(setting) << " in chunks of " << unit);
       EngineConfig config = small(setting);
       config.scheduler.chunk_unit = unit;
@@ -228,7 +228,7 @@ TEST(C16Engine, CancelAndCompletionMayCross) {
   }
 }
 
-// KB-C16-03 (vllm-ascend 16662): requests that were cancelled while their pages were on the way kept
+// KB-C16-03 (vllm-ascend 16662): requests cancelled while their pages were on the way back kept
 // them. Cancelled in the very pass in which it is brought back, and in the one after it.
 TEST(C16Engine, CancelledOnTheWayBackNothingIsKept) {
   for (const Setting& setting : every_setting()) {
