@@ -63,7 +63,11 @@ Result<void> Executor::make_state() {
   runner_->bind(*state_);
   const std::int64_t past_end = positions_past_end(config_);
   SLACKWATER_ASSIGN_OR_RETURN(const std::int64_t most, tokens_for_one(parts_, config_));
-  const std::int64_t longest = state_->kv_cache().clamp_max_seq_len(1, most);
+  std::int64_t longest = state_->kv_cache().clamp_max_seq_len(1, most);
+  // A prompt that is not cut is run in one step, as is all that is computed again.
+  if (!config_.scheduler.enable_chunked_prefill) {
+    longest = std::min(longest, config_.scheduler.max_num_tokens + past_end);
+  }
   max_sequence_length_ =
       std::clamp<std::int64_t>(longest - past_end, 0, std::int64_t{model_.max_length});
   return {};
@@ -86,7 +90,8 @@ TextOutput Executor::make_text(const GenerationRequest& asked) const {
 }
 
 void Executor::add(std::unique_ptr<LiveRequest> request) {
-  index_.emplace(request->id.value(), request.get());
+  const bool is_new = index_.emplace(request->id.value(), request.get()).second;
+  SLACKWATER_CHECK(is_new, "two requests have the id {}", request->id.value());
   requests_.push_back(std::move(request));
 }
 
@@ -122,8 +127,8 @@ Result<RequestId> Executor::submit(GenerationRequest asked) {
   if (limit > max_sequence_length_) {
     return make_error(ErrorCode::kOutOfRange,
                       "a prompt of {} tokens and an answer of up to {} need room for {}; the pools "
-                      "hold {} of one request: shorten the prompt, lower max_tokens, or give more "
-                      "blocks",
+                      "(and a step, where prompts are not cut) hold {} of one request: shorten the "
+                      "prompt, lower max_tokens, or give more blocks",
                       asked.prompt_tokens.size(), asked.max_tokens, limit, max_sequence_length_);
   }
   const std::lock_guard lock(mutex_);
@@ -156,30 +161,33 @@ void Executor::suspend_now(RequestId request) {
   orders_.push_back({OrderKind::kSuspend, request});
 }
 
-void Executor::take_submissions() {
+// What was submitted and what was asked since, as of one moment: an order follows its request.
+void Executor::take() {
   std::vector<std::unique_ptr<LiveRequest>> taken;
+  std::vector<Order> orders;
   {
     const std::lock_guard lock(mutex_);
     taken.swap(submitted_);
+    orders.swap(orders_);
   }
+  const std::size_t num_before = requests_.size();
   for (std::unique_ptr<LiveRequest>& request : taken) {
     ++statistics_.submitted;
     request->half = admissions_++ % 2;
-    LiveRequest& added = *request;
     add(std::move(request));
-    // Nothing to write: it ends as the solo loop does.
-    if (added.limit <= added.num_prompt) close(added, FinishReason::kLength, std::nullopt);
   }
+  const std::size_t num_now = requests_.size();
+  for (std::size_t i = num_before; i < num_now; ++i) {
+    LiveRequest& request = *requests_[i];
+    // Nothing to write: it ends as the solo loop does.
+    if (request.limit <= request.num_prompt) close(request, FinishReason::kLength, std::nullopt);
+  }
+  obey(orders);
 }
 
 // Of a request that has choices, all of them.
-void Executor::take_orders() {
-  std::vector<Order> taken;
-  {
-    const std::lock_guard lock(mutex_);
-    taken.swap(orders_);
-  }
-  for (const Order& order : taken) {
+void Executor::obey(std::span<const Order> orders) {
+  for (const Order& order : orders) {
     // The first one may be gone already.
     for (const std::unique_ptr<LiveRequest>& request : requests_) {
       const std::uint64_t first = request->id.value() - static_cast<std::uint64_t>(request->choice);
@@ -189,6 +197,11 @@ void Executor::take_orders() {
       if (is_meant && !request->is_closing) obey(order, *request);
     }
   }
+}
+
+bool Executor::has_news() const {
+  const std::lock_guard lock(mutex_);
+  return !submitted_.empty() || !orders_.empty();
 }
 
 void Executor::obey(const Order& order, LiveRequest& request) {
@@ -320,8 +333,7 @@ Result<void> Executor::drain() {
 }
 
 Result<bool> Executor::step() {
-  take_submissions();
-  take_orders();
+  take();
   SLACKWATER_RETURN_IF_ERROR(check_rebalance());
   if (is_idle_) take_from_held();
   const bool was_empty = pipeline_.empty();

@@ -85,8 +85,9 @@ class Executor final : private scheduler::RequestResidency {
   Result<void> make_state();
 
   // Requests.
-  void take_submissions();
-  void take_orders();
+  void take();
+  bool has_news() const;
+  void obey(std::span<const Order> orders);
   void obey(const Order& order, LiveRequest& request);
   LiveRequest* find(RequestId request);
   const LiveRequest* find(RequestId request) const;

@@ -12,6 +12,9 @@
 namespace slackwater::engine {
 namespace {
 
+// Ids are given out one after the other.
+constexpr std::uint64_t kMostIds = std::uint64_t{1} << 63;
+
 SavedRequest saved_of(const LiveRequest& request) {
   SavedRequest saved;
   saved.id = request.id;
@@ -51,9 +54,11 @@ Result<void> Executor::put_to_bed(LiveRequest& request) {
 }
 
 Result<void> Executor::save_bundle(const std::filesystem::path& directory) {
-  take_submissions();
-  take_orders();
-  SLACKWATER_RETURN_IF_ERROR(drain());
+  // Whoever is told his answer while it drains may ask for more: that belongs into it as well.
+  do {
+    take();
+    SLACKWATER_RETURN_IF_ERROR(drain());
+  } while (has_news());
   sweep();
   note_statistics();
   const hybrid::ImageLayout layout = state_->image_layout();
@@ -75,6 +80,9 @@ Result<void> Executor::save_bundle(const std::filesystem::path& directory) {
       Result<hybrid::RequestImage> image = state_->export_request(request->id, request->tokens);
       if (!image.has_value() && image.error().code() == ErrorCode::kDataLoss) {
         lose(*request);
+      } else if (!image.has_value() && image.error().code() == ErrorCode::kResourceExhausted) {
+        // Its pages find no room to be read: it is computed again over there.
+        give_up(*request);
       } else if (!image.has_value()) {
         return tl::unexpected<Error>(image.error().with_context(
             fmt::format("request {} for a bundle", request->id.value())));
@@ -112,10 +120,17 @@ Result<void> Executor::check_loaded(const SavedRequest& saved) const {
   const bool has_tokens = std::all_of(saved.tokens.begin(), saved.tokens.end(), is_token) &&
                           std::all_of(saved.drafts.begin(), saved.drafts.end(), is_token);
   const std::int64_t context_end = num_tokens > num_prompt ? num_tokens - 1 : num_prompt;
-  const bool is_whole = has_tokens && num_tokens < limit && 0 <= saved.choice &&
-                        saved.choice < saved.asked.num_choices && saved.num_matched >= 0 &&
-                        saved.num_matched <= saved.cursor && saved.cursor <= saved.context_end &&
-                        saved.context_end <= context_end && std::ssize(saved.drafts) <= max_drafts_;
+  // A context that is under way ends where all contexts of these tokens do.
+  const bool is_context = saved.cursor < saved.context_end;
+  const bool has_positions =
+      0 <= saved.num_matched && saved.num_matched <= saved.cursor &&
+      saved.cursor <= saved.context_end &&
+      (is_context ? saved.context_end == context_end : saved.context_end <= context_end);
+  const bool is_choice = 0 <= saved.choice && saved.choice < saved.asked.num_choices &&
+                         static_cast<std::uint64_t>(saved.choice) < saved.id.value() &&
+                         saved.id.value() < kMostIds;
+  const bool is_whole = has_tokens && num_tokens < limit && is_choice && has_positions &&
+                        std::ssize(saved.drafts) <= max_drafts_;
   if (!is_whole) {
     return make_error(ErrorCode::kDataLoss,
                       "the record of request {} says {} tokens of at most {}, {} of {} run as "
@@ -223,6 +238,22 @@ Result<std::vector<ResumedRequest>> Executor::load_bundle(
                       "with the engine that wrote it",
                       directory.string(), version, kSavedRequestVersion);
   }
+  if (next_id >= kMostIds) {
+    return make_error(ErrorCode::kDataLoss, "{}: the next request would have the id {}",
+                      directory.string(), next_id);
+  }
+  {
+    // Ids that are given out meanwhile come after those of the bundle.
+    const std::lock_guard lock(mutex_);
+    for (const std::unique_ptr<LiveRequest>& waiting : submitted_) {
+      if (waiting->id.value() >= next_id) continue;
+      return make_error(ErrorCode::kInvalidArgument,
+                        "{}: request {} is submitted, and the bundle has ids up to {}; load it "
+                        "before anything is submitted",
+                        directory.string(), waiting->id.value(), next_id);
+    }
+    next_id_ = std::max(next_id_, next_id);
+  }
   std::vector<ResumedRequest> resumed;
   const std::size_t num_before = requests_.size();
   // As a whole or not at all.
@@ -239,6 +270,11 @@ Result<std::vector<ResumedRequest>> Executor::load_bundle(
     if (!request.has_value()) return take_back(request.error());
     Result<SavedRequest> saved = decode_request(request->record);
     if (!saved.has_value()) return take_back(saved.error());
+    if (saved->id.value() >= next_id) {
+      return take_back(
+          Error(ErrorCode::kDataLoss, fmt::format("request {} of a bundle whose ids end before {}",
+                                                  saved->id.value(), next_id)));
+    }
     const Result<void> taken = take_up(*saved, request->image, on_output);
     if (!taken.has_value()) return take_back(taken.error());
     ResumedRequest& out = resumed.emplace_back();
@@ -256,10 +292,6 @@ Result<std::vector<ResumedRequest>> Executor::load_bundle(
   }
   const std::lock_guard lock(mutex_);
   num_live_ += std::ssize(resumed);
-  for (const ResumedRequest& request : resumed) {
-    next_id_ = std::max(next_id_, request.id.value() + 1);
-  }
-  next_id_ = std::max(next_id_, next_id);
   return resumed;
 }
 

@@ -21,16 +21,17 @@ Result<void> Executor::finish_oldest() {
   pipeline_.pop_front();
   const Timed timed(clock_, statistics_.outcome_time);
   if (config_.host_load) config_.host_load();
+  Result<void> told;
   if (status != EventStatus::kSucceeded) {
     ++statistics_.failed_steps;
     fail(step);
   } else {
     drop_unsound(step);
-    SLACKWATER_RETURN_IF_ERROR(tell_acceptances(step));
+    told = tell_acceptances(step);
     for (std::size_t i = 0; i < step.rows.size(); ++i) tell_row(step.rows[i], step.outcomes[i]);
   }
   for (const StepRow& row : step.rows) --row.request->rows_queued;
-  return {};
+  return told;
 }
 
 // Nothing that it computed is used: its rows come back as context, and whoever is closing leaves
@@ -73,7 +74,18 @@ Result<void> Executor::tell_acceptances(Step& step) {
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const StepRow& row = step.rows[i];
     const RowOutcome& outcome = step.outcomes[i];
-    if (row.is_context || row.life != row.request->life || !row.request->has_state) continue;
+    if (row.life != row.request->life || !row.request->has_state) continue;
+    if (row.is_context) {
+      // A round that was queued behind the last chunk found that the first token is a stop.
+      if (!outcome.has_ended || row.request->in_flight < 2) continue;
+      const hybrid::RowSetup& last = step.setup.rows[i];
+      acceptances_.push_back({.request = row.request->id,
+                              .epoch = last.epoch,
+                              .round = last.round - 1,
+                              .num_accepted = 0,
+                              .has_ended = true});
+      continue;
+    }
     if (outcome.num_tokens == 0) continue;
     if (SLACKWATER_MUTANT(engine_forgets_the_suspended) && !is_active(row.request->id)) continue;
     const hybrid::RowSetup& setup = step.setup.rows[i];

@@ -123,6 +123,8 @@ void Executor::reserve_snapshots(LiveRequest& request, std::int64_t first,
 // at their requests, which may be gone before it has run.
 void Executor::drop_rows(Step& step, std::span<const RequestId> lost) {
   if (!lost.empty()) step.done.wait();
+  // Draft calls that are queued already look at these requests.
+  if (!lost.empty() && step.num_draft_calls > 0) step.done.wait();
   for (const RequestId id : lost) {
     std::erase_if(step.rows, [&](const StepRow& row) { return row.request->id == id; });
     lose(*find(id));

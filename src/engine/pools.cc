@@ -1,6 +1,7 @@
 #include "engine/pools.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,10 @@ namespace slackwater::engine {
 namespace {
 
 constexpr std::int32_t kMostDraftsOfARound = 15;
+constexpr std::int32_t kMostTokensOfANgram = 16;
+// Of one step: what follows from them fits 32 bits.
+constexpr std::int64_t kMostTokensOfAStep = 1 << 22;
+constexpr std::int32_t kMostRequestsOfAStep = 1 << 16;
 constexpr std::int32_t kMostSlots = 1 << 20;
 // Of pools that are given in slots: so that a few small ones come out as they were asked for.
 constexpr std::int64_t kSmallGrain = 16 << 10;
@@ -24,22 +29,22 @@ bool has_replay(const EngineConfig& config) {
 
 Result<void> check_drafter(const EngineParts& parts, const EngineConfig& config) {
   const SpeculationConfig& speculation = config.speculation;
-  if (speculation.drafter == DrafterKind::kNone) return {};
-  if (speculation.max_drafts < 1 || speculation.max_drafts > kMostDraftsOfARound) {
+  // Whatever the drafter is, so that a setting that is not used today does no harm tomorrow.
+  const std::int32_t least = speculation.drafter == DrafterKind::kNone ? 0 : 1;
+  if (speculation.max_drafts < least || speculation.max_drafts > kMostDraftsOfARound) {
     return make_error(ErrorCode::kInvalidArgument, "max_drafts is {}; use 1 to {}, or drafter none",
                       speculation.max_drafts, kMostDraftsOfARound);
+  }
+  if (speculation.ngram_min < 1 || speculation.ngram_max < speculation.ngram_min ||
+      speculation.ngram_max > kMostTokensOfANgram) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "n-grams of {} to {} tokens; use 1 <= ngram_min <= ngram_max <= {}",
+                      speculation.ngram_min, speculation.ngram_max, kMostTokensOfANgram);
   }
   const model::ModelConfig& model = parts.model->config();
   switch (speculation.drafter) {
     case DrafterKind::kNone: break;
-    case DrafterKind::kNgram:
-      if (speculation.ngram_min < 1 || speculation.ngram_max < speculation.ngram_min ||
-          speculation.ngram_max > 16) {
-        return make_error(ErrorCode::kInvalidArgument,
-                          "n-grams of {} to {} tokens; use 1 <= ngram_min <= ngram_max <= 16",
-                          speculation.ngram_min, speculation.ngram_max);
-      }
-      break;
+    case DrafterKind::kNgram: break;
     case DrafterKind::kMtp:
       if (model.num_mtp_layers > 0) break;
       return make_error(ErrorCode::kInvalidArgument,
@@ -203,7 +208,18 @@ Result<std::int64_t> share_of_saves(const PoolConfig& pools, std::int64_t one_sa
       pools.num_slots > 0 ? std::int64_t{pools.num_slots} * state_bytes : pools.device_bytes;
   const std::int64_t saves = std::max<std::int64_t>(
       1, (on_device + pools.host_bytes) / std::max<std::int64_t>(1, one_save + state_bytes));
-  return std::min(saves * one_save, pools.host_bytes - state_bytes) / one_save * one_save;
+  // Pages need room there, too.
+  const std::int64_t most =
+      std::clamp(pools.host_bytes / 2, one_save, pools.host_bytes - state_bytes);
+  return std::min(saves * one_save, most) / one_save * one_save;
+}
+
+// State of another model, or of a draft model that is another, is not taken for ours.
+Digest128 digest_of(const EngineParts& parts, const EngineConfig& config) {
+  const Digest128 target = parts.model->digest();
+  if (config.speculation.drafter != DrafterKind::kDraftModel) return target;
+  const Digest128 both[] = {target, parts.draft_model->digest()};
+  return xxh3_128(std::as_bytes(std::span(both)));
 }
 
 }  // namespace
@@ -245,6 +261,13 @@ Result<void> validate(const EngineParts& parts, const EngineConfig& config) {
   SLACKWATER_RETURN_IF_ERROR(scheduler::validate(config.scheduler));
   SLACKWATER_RETURN_IF_ERROR(check_pools(config));
   SLACKWATER_RETURN_IF_ERROR(check_drafter(parts, config));
+  if (config.scheduler.max_num_tokens > kMostTokensOfAStep ||
+      config.scheduler.max_batch_size > kMostRequestsOfAStep) {
+    return make_error(ErrorCode::kInvalidArgument,
+                      "steps of {} tokens and {} requests; use up to {} and {}",
+                      config.scheduler.max_num_tokens, config.scheduler.max_batch_size,
+                      kMostTokensOfAStep, kMostRequestsOfAStep);
+  }
   if (config.rebalance_check_interval < 1) {
     return make_error(ErrorCode::kInvalidArgument,
                       "a look at the shares every {} steps; use 1 or more",
@@ -297,7 +320,7 @@ Result<hybrid::HybridConfig> make_hybrid_config(const EngineParts& parts,
   out.cache.disk_bytes = pools.disk_bytes;
   out.cache.disk.directory = pools.disk_directory;
   out.cache.guarantee_suspend = pools.guarantee_suspend && pools.host_bytes > 0;
-  out.cache.model = parts.model->digest();
+  out.cache.model = digest_of(parts, config);
   out.cache.rebalance = config.rebalance;
   out.cache.operation_log = config.operation_log;
   out.cache.text_only = true;

@@ -376,7 +376,7 @@ Result<void> HybridCacheManager::check_tag(const RequestImage& image, std::size_
 Result<void> HybridCacheManager::check_parts(const RequestImage& image) const {
   if (!image.has_pages) return {};
   if (image.kept < 0 || image.kept > std::ssize(image.tokens) || image.history < 0 ||
-      image.history > image.capacity) {
+      image.history > image.kept || image.kept > image.capacity) {
     return damaged(
         fmt::format("request has {} tokens, {} of them kept, a history of {} and a "
                     "capacity of {}",
