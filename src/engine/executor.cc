@@ -90,9 +90,7 @@ void Executor::add(std::unique_ptr<LiveRequest> request) {
   requests_.push_back(std::move(request));
 }
 
-void Executor::remove(LiveRequest& request) {
-  index_.erase(request.id.value());
-}
+void Executor::remove(LiveRequest& request) { index_.erase(request.id.value()); }
 
 std::unique_ptr<LiveRequest> Executor::make_request(const GenerationRequest& asked, RequestId id,
                                                     std::int32_t choice) {
@@ -163,6 +161,8 @@ void Executor::take_submissions() {
   {
     const std::lock_guard lock(mutex_);
     taken.swap(submitted_);
+    // With them, so that no order is obeyed before the request that it is about is there.
+    orders_taken_.swap(orders_);
   }
   for (std::unique_ptr<LiveRequest>& request : taken) {
     ++statistics_.submitted;
@@ -177,10 +177,7 @@ void Executor::take_submissions() {
 // Of a request that has choices, all of them.
 void Executor::take_orders() {
   std::vector<Order> taken;
-  {
-    const std::lock_guard lock(mutex_);
-    taken.swap(orders_);
-  }
+  taken.swap(orders_taken_);
   for (const Order& order : taken) {
     // The first one may be gone already.
     for (const std::unique_ptr<LiveRequest>& request : requests_) {
