@@ -38,7 +38,8 @@ class Demonstration {
   Demonstration(const DemoCommand& command, EngineHost& host)
       : command_(command), host_(host), run_(host, command.demo) {
     const engine::EngineConfig& config = host.engine().config();
-    title_ = fmt::format("drafter {}, loop {}", to_string(config.speculation.drafter),
+    title_ = fmt::format("{} slots, {} blocks, drafter {}, loop {}", config.pools.num_slots,
+                         config.pools.num_blocks, to_string(config.speculation.drafter),
                          to_string(config.loop));
     pace_ = std::chrono::milliseconds(
         command.pace_ms.value_or(screen_.is_terminal() && !command.is_json ? kTerminalPaceMs : 0));

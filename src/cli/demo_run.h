@@ -58,7 +58,7 @@ class DemoRun {
   Result<void> load(const std::filesystem::path& directory);
   // One step, after what disturbs it. False: all answers are there.
   Result<bool> step();
-  // Somebody has drafts that are accepted and not folded in, or under way; without a drafter always.
+  // Somebody has drafts that are accepted and not folded in, or under way. Without a drafter: yes.
   bool is_mid_speculation() const;
 
   // In the order in which they were submitted.

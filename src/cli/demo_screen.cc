@@ -1,7 +1,8 @@
 #include "cli/demo_screen.h"
 
 #include <algorithm>
-#include <span>
+#include <initializer_list>
+#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
@@ -24,7 +25,8 @@ constexpr std::size_t kTokensAt = 39;
 constexpr std::size_t kDraftsAt = 53;
 constexpr std::size_t kPendingAt = 61;
 constexpr std::size_t kTextAt = 64;
-constexpr std::size_t kLinesBeside = 13;  // of a picture, beside the rows of its table
+constexpr std::size_t kTierWidth = 7;
+constexpr std::size_t kLinesBeside = 9;  // with the cursor's; without rows, pools and counters
 
 double seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
 
@@ -134,45 +136,63 @@ ScreenLine done_line(const DemoPicture& picture, ScreenLine line) {
                               picture.num_requests, picture.num_tokens));
 }
 
-// The pools of one tier side by side.
-ScreenLine pools_line(const DemoPicture& picture, storage::Tier tier, ScreenLine line) {
-  line.add(fmt::format(" {}", to_string(tier)), Ink::kDim).pad_to(kNameAt);
-  std::size_t at = kNameAt;
-  for (const engine::PoolUse& pool : picture.pools) {
-    if (pool.tier != tier) continue;
-    const bool is_draft = pool.name.starts_with("draft") || pool.name.starts_with("mtp");
-    line.pad_to(at).add(
-        fmt::format("{}{} ", is_draft ? pool.name.substr(0, pool.name.find(':')) + " " : "",
-                    pool.holds_blocks ? "blocks" : "states"),
-        Ink::kDim);
-    line.add_bar(10, pool.num_in_use, pool.num_evictable, pool.num_slots);
-    line.add(fmt::format(" {}/{}", pool.num_in_use + pool.num_evictable, pool.num_slots));
-    at = line.column() + 3;
+// "target: full attention" in few letters.
+std::string short_name(const engine::PoolUse& pool) {
+  const std::string tag = pool.name.substr(0, pool.name.find(':'));
+  const std::string_view what = pool.holds_blocks ? "blocks" : "states";
+  return tag == "target" ? std::string(what) : fmt::format("{} {}", tag, what);
+}
+
+// A line per pool of the device, with that of the host beside it.
+std::vector<ScreenLine> pool_lines(const DemoPicture& picture, const ScreenLine& empty) {
+  std::vector<ScreenLine> lines;
+  for (const engine::PoolUse& on_device : picture.pools) {
+    if (on_device.tier != storage::Tier::kDevice) continue;
+    ScreenLine& line = lines.emplace_back(empty);
+    line.add(" " + short_name(on_device), Ink::kDim);
+    std::size_t at = kStateAt;
+    for (const engine::PoolUse& pool : picture.pools) {
+      if (pool.name != on_device.name) continue;
+      line.pad_to(at).add(to_string(pool.tier), Ink::kDim).pad_to(at + kTierWidth);
+      line.add_bar(kBarWidth, pool.num_in_use, pool.num_evictable, pool.num_slots);
+      line.add(fmt::format(" {} of {}", pool.num_in_use + pool.num_evictable, pool.num_slots));
+      at += kTierWidth + kBarWidth + 11;
+    }
+  }
+  return lines;
+}
+
+struct Counter {
+  std::string_view name;
+  std::int64_t value = 0;
+};
+
+ScreenLine counter_line(std::initializer_list<Counter> counters, ScreenLine line) {
+  for (const Counter& counter : counters) {
+    line.add(fmt::format(" {} ", counter.name), Ink::kDim);
+    line.add(fmt::format("{}  ", counter.value), counter.value > 0 ? Ink::kStrong : Ink::kDim);
   }
   return line;
 }
 
 std::vector<ScreenLine> counter_lines(const DemoPicture& picture, const ScreenLine& empty) {
   const engine::EngineStatistics& all = picture.statistics;
-  const auto count = [](ScreenLine& line, std::int64_t value, std::string_view what) {
-    line.add(fmt::format(" {}", value), value > 0 ? Ink::kStrong : Ink::kDim);
-    line.add(fmt::format(" {}  ", what), Ink::kDim);
-  };
-  ScreenLine first = empty;
-  count(first, all.suspends, "suspends");
-  count(first, all.suspends_in_flight, "in flight");
-  count(first, all.resumes, "resumes");
-  count(first, all.hybrid.resumes_in_old_slot, "old slot");
-  count(first, all.hybrid.resumes_in_new_slot, "new slot");
-  count(first, all.hybrid.late_acceptances, "late acceptances");
-  ScreenLine second = empty;
-  count(second, all.drafts_accepted, fmt::format("of {} drafts", all.drafts_proposed));
-  count(second, all.failed_steps, "failed steps");
-  count(second, all.losses, "lost");
-  count(second, all.recomputes, "recomputed");
-  count(second, all.rebalances, "rebalances");
-  count(second, bytes_moved(all) / 1000000, "MB moved");
-  return {first, second};
+  return {counter_line({{"suspends", all.suspends},
+                        {"in flight", all.suspends_in_flight},
+                        {"resumes", all.resumes},
+                        {"old slot", all.hybrid.resumes_in_old_slot},
+                        {"new slot", all.hybrid.resumes_in_new_slot}},
+                       empty),
+          counter_line({{"late acceptances", all.hybrid.late_acceptances},
+                        {"drafts", all.drafts_proposed},
+                        {"accepted", all.drafts_accepted},
+                        {"MB moved", bytes_moved(all) / 1000000}},
+                       empty),
+          counter_line({{"rebalances", all.rebalances},
+                        {"failed steps", all.failed_steps},
+                        {"states lost", all.losses},
+                        {"given up", all.recomputes}},
+                       empty)};
 }
 
 }  // namespace
@@ -205,9 +225,10 @@ std::vector<ScreenLine> table_of(const DemoPicture& picture, std::size_t width, 
   const ScreenLine empty(width, has_color);
   std::vector<ScreenLine> lines;
   ScreenLine head = empty;
-  head.add(" slackwater demo", Ink::kStrong).add("  " + picture.title);
-  head.add(fmt::format("  step {}, {:.1f} s", picture.statistics.steps, seconds(picture.elapsed)),
-           Ink::kDim);
+  head.add(" slackwater demo", Ink::kStrong);
+  head.add(
+      fmt::format("  step {}, {:.1f} s  ", picture.statistics.steps, seconds(picture.elapsed)));
+  head.add(picture.title, Ink::kDim);
   lines.push_back(std::move(head));
   lines.push_back(empty);
   ScreenLine names = empty;
@@ -215,9 +236,11 @@ std::vector<ScreenLine> table_of(const DemoPicture& picture, std::size_t width, 
   names.add("progress", Ink::kDim).pad_to(kTokensAt).add("tokens", Ink::kDim).pad_to(kDraftsAt);
   names.add("drafts", Ink::kDim).pad_to(kPendingAt).add("P", Ink::kDim).pad_to(kTextAt);
   lines.push_back(names.add("text", Ink::kDim));
-  std::vector<ScreenLine> rows = rows_of(picture, empty);
-  const std::size_t most = std::max(height, kLinesBeside + 1) - kLinesBeside;
-  const std::size_t shown = std::min(rows.size(), most);
+  const std::vector<ScreenLine> rows = rows_of(picture, empty);
+  std::vector<ScreenLine> pools = pool_lines(picture, empty);
+  std::vector<ScreenLine> counters = counter_lines(picture, empty);
+  const std::size_t others = kLinesBeside + pools.size() + counters.size();
+  const std::size_t shown = std::min(rows.size(), std::max(height, others + 1) - others);
   lines.insert(lines.end(), rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(shown));
   if (shown < rows.size()) {
     lines.push_back(
@@ -227,9 +250,8 @@ std::vector<ScreenLine> table_of(const DemoPicture& picture, std::size_t width, 
   lines.push_back(waiting_line(picture, empty));
   lines.push_back(done_line(picture, empty));
   lines.push_back(empty);
-  lines.push_back(pools_line(picture, storage::Tier::kDevice, empty));
-  lines.push_back(pools_line(picture, storage::Tier::kHost, empty));
-  for (ScreenLine& line : counter_lines(picture, empty)) lines.push_back(std::move(line));
+  std::move(pools.begin(), pools.end(), std::back_inserter(lines));
+  std::move(counters.begin(), counters.end(), std::back_inserter(lines));
   return lines;
 }
 

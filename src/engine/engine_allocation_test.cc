@@ -13,7 +13,7 @@ namespace {
 
 class EngineAllocation : public EverySetting {};
 
-// Allocations of 32 steps of so many requests that all generate.
+// Allocations of 16 steps of so many requests that all generate.
 std::int64_t allocations_of_steps(const EngineConfig& config, std::size_t num_requests) {
   DemoEngine engine(config);
   std::int64_t told = 0;
@@ -24,13 +24,13 @@ std::int64_t allocations_of_steps(const EngineConfig& config, std::size_t num_re
     request.on_output = [&told](const RequestOutput& output) { told += std::ssize(output.tokens); };
     EXPECT_TRUE(engine->submit(request).has_value());
   }
-  for (int i = 0; i < 60; ++i) EXPECT_TRUE(engine->step().has_value());
+  for (int i = 0; i < 40; ++i) EXPECT_TRUE(engine->step().has_value());
   const std::int64_t before = num_heap_allocations();
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < 16; ++i) {
     if (!engine->step().has_value()) ADD_FAILURE() << "a step was refused";
   }
   const std::int64_t taken = num_heap_allocations() - before;
-  EXPECT_GT(told, 32 * static_cast<std::int64_t>(num_requests) / 2);
+  EXPECT_GT(told, 16 * static_cast<std::int64_t>(num_requests) / 2);
   return taken;
 }
 
@@ -42,7 +42,7 @@ TEST_P(EngineAllocation, AStepTakesNothingForARequest) {
   // are several in a step. One allocation for each of 16 requests would be too many.
   const std::int64_t most = GetParam().drafter == DrafterKind::kDraftModel ? 44 : 14;
   for (const std::size_t num_requests : {2u, 16u}) {
-    EXPECT_LE(allocations_of_steps(config, num_requests), 32 * most) << num_requests;
+    EXPECT_LE(allocations_of_steps(config, num_requests), 16 * most) << num_requests;
   }
 }
 

@@ -15,7 +15,7 @@
 namespace slackwater::engine {
 namespace {
 
-class EngineEndings : public EverySetting {};
+class EngineEndingsSlow : public EverySetting {};
 
 // A prompt whose continuation repeats itself, so that every drafter gets drafts accepted.
 GenerationRequest repetitive(std::int32_t max_tokens = 40) {
@@ -24,7 +24,7 @@ GenerationRequest repetitive(std::int32_t max_tokens = 40) {
   return request;
 }
 
-TEST_P(EngineEndings, AStopTokenAnywhereEndsTheAnswerThere) {
+TEST_P(EngineEndingsSlow, AStopTokenAnywhereEndsTheAnswerThere) {
   DemoEngine engine(config());
   std::vector<std::pair<RequestId, GenerationRequest>> asked;
   const std::vector<TokenId> free = alone(repetitive()).tokens;
@@ -39,7 +39,7 @@ TEST_P(EngineEndings, AStopTokenAnywhereEndsTheAnswerThere) {
 }
 
 // The text is found in tokens that were accepted together; those behind it are never seen.
-TEST_P(EngineEndings, AStopTextWithinAcceptedDraftsEndsTheAnswerThere) {
+TEST_P(EngineEndingsSlow, AStopTextWithinAcceptedDraftsEndsTheAnswerThere) {
   DemoEngine engine(config());
   std::vector<std::pair<RequestId, GenerationRequest>> asked;
   const std::string free = alone(repetitive()).text;
@@ -58,7 +58,7 @@ TEST_P(EngineEndings, AStopTextWithinAcceptedDraftsEndsTheAnswerThere) {
 }
 
 // What such an answer leaves is of the tokens that were kept, or nothing.
-TEST_P(EngineEndings, WhoGoesOnFromAStopTextGetsWhatItWouldGetAlone) {
+TEST_P(EngineEndingsSlow, WhoGoesOnFromAStopTextGetsWhatItWouldGetAlone) {
   DemoEngine engine(config());
   const std::string free = alone(repetitive()).text;
   for (std::size_t at = 10; at < 20; at += 2) {
@@ -80,7 +80,7 @@ TEST_P(EngineEndings, WhoGoesOnFromAStopTextGetsWhatItWouldGetAlone) {
   expect_nothing_left(*engine);
 }
 
-TEST_P(EngineEndings, EveryNumberOfTokensIsKeptTo) {
+TEST_P(EngineEndingsSlow, EveryNumberOfTokensIsKeptTo) {
   DemoEngine engine(config());
   std::vector<std::pair<RequestId, GenerationRequest>> asked;
   for (std::int32_t most = 0; most < 12; ++most) {
@@ -95,7 +95,7 @@ TEST_P(EngineEndings, EveryNumberOfTokensIsKeptTo) {
 }
 
 // The demo model's own end of sequence, where it comes and where it is ignored.
-TEST_P(EngineEndings, TheEndOfSequenceEndsTheAnswerUnlessItIsIgnored) {
+TEST_P(EngineEndingsSlow, TheEndOfSequenceEndsTheAnswerUnlessItIsIgnored) {
   DemoEngine engine(config());
   std::vector<std::pair<RequestId, GenerationRequest>> asked;
   for (std::size_t i = 0; i < 8; ++i) {
@@ -123,7 +123,7 @@ TEST_P(EngineEndings, TheEndOfSequenceEndsTheAnswerUnlessItIsIgnored) {
 }
 
 // Room for drafts ends where the answer does: none is proposed that could not become a token.
-TEST_P(EngineEndings, DraftsStopShortOfTheLimit) {
+TEST_P(EngineEndingsSlow, DraftsStopShortOfTheLimit) {
   EngineConfig wanted = config();
   wanted.speculation.max_drafts = 6;
   wanted.speculation.adapt_length = false;
@@ -143,7 +143,7 @@ TEST_P(EngineEndings, DraftsStopShortOfTheLimit) {
   expect_nothing_left(*engine);
 }
 
-TEST_P(EngineEndings, ARequestCanDoWithoutDrafts) {
+TEST_P(EngineEndingsSlow, ARequestCanDoWithoutDrafts) {
   DemoEngine engine(config());
   GenerationRequest request = repetitive();
   request.enable_speculation = false;
@@ -159,7 +159,7 @@ TEST_P(EngineEndings, ARequestCanDoWithoutDrafts) {
   }
 }
 
-SLACKWATER_WITH_EVERY_SETTING(EngineEndings);
+SLACKWATER_WITH_EVERY_SETTING(EngineEndingsSlow);
 
 // The text that comes out piece by piece is certain when it comes.
 TEST(EngineEndingsText, ComesInPiecesThatAddUp) {

@@ -82,6 +82,41 @@ TEST_P(EngineFailures, NothingOfAFailedStepIsFoundByOthers) {
   }
 }
 
+// The step behind the last one of a request is a part of what it leaves: where that fails, its end
+// is not published, and what others find is that of its prompt.
+TEST_P(EngineFailures, AnEndBehindWhichAStepFailsIsNotPublished) {
+  const bool runs_ahead =
+      GetParam().loop == LoopKind::kOverlap &&
+      (GetParam().drafter == DrafterKind::kNone || GetParam().drafter == DrafterKind::kMtp);
+  GenerationRequest request = demo_request(3, 90);
+  request.ignore_eos = true;
+  request.stop_token_ids = {alone(request).tokens[50]};
+  const auto prompt_length = std::ssize(request.prompt_tokens);
+  std::int64_t failing = -1;
+  for (const bool fails : {false, true}) {
+    EngineConfig config = EverySetting::config();
+    config.fail_step = [&failing](std::int64_t step) { return step == failing; };
+    DemoEngine engine(config);
+    const RequestId first = engine.ask(request);
+    engine.run();
+    failing = engine->statistics().steps - 1;
+    expect_as_alone(engine, first, request);
+    engine->audit();
+    GenerationRequest next = request;
+    const std::vector<TokenId>& said = engine.answer(first).tokens;
+    next.prompt_tokens.insert(next.prompt_tokens.end(), said.begin(), said.end());
+    next.max_tokens = 3;
+    const RequestId second = engine.ask(next);
+    engine.run();
+    if (!fails) {
+      EXPECT_EQ(engine.answer(second).num_reused, std::ssize(next.prompt_tokens) - 1);
+    } else if (runs_ahead) {
+      EXPECT_EQ(engine->statistics().failed_steps, 1);
+      EXPECT_LT(engine.answer(second).num_reused, prompt_length);
+    }
+  }
+}
+
 // Copies to the host and back that do not arrive, in both placements.
 TEST_P(EngineFailures, ACopyThatDoesNotArriveCostsARecompute) {
   std::int64_t losses = 0;

@@ -15,7 +15,7 @@ namespace {
 
 using testing::HasSubstr;
 
-class EnginePressure : public EverySetting {
+class EnginePressureSlow : public EverySetting {
  protected:
   static EngineConfig tight() {
     EngineConfig config = EverySetting::config();
@@ -38,7 +38,7 @@ bool step(DemoEngine& engine) {
   return stepped.value_or(false);
 }
 
-TEST_P(EnginePressure, WithoutAHostTierOthersAreComputedAgainAndNothingIsSampledTwice) {
+TEST_P(EnginePressureSlow, WithoutAHostTierOthersAreComputedAgainAndNothingIsSampledTwice) {
   EngineConfig config = tight();
   config.pools.host_bytes = 0;
   config.pools.num_blocks = 5;
@@ -97,7 +97,7 @@ void expect_everybody_comes_back(const EngineConfig& config) {
   expect_nothing_left(*engine);
 }
 
-TEST_P(EnginePressure, SuspendedRequestsComeBackInOldAndInNewSlots) {
+TEST_P(EnginePressureSlow, SuspendedRequestsComeBackInOldAndInNewSlots) {
   EngineConfig config = tight();
   expect_everybody_comes_back(config);
   config.suspend_policy = hybrid::SuspendPolicy::kCommitIfKnown;
@@ -105,7 +105,7 @@ TEST_P(EnginePressure, SuspendedRequestsComeBackInOldAndInNewSlots) {
   expect_everybody_comes_back(config);
 }
 
-TEST_P(EnginePressure, AHostThatGuaranteesEverySuspendChangesNothing) {
+TEST_P(EnginePressureSlow, AHostThatGuaranteesEverySuspendChangesNothing) {
   EngineConfig config = tight();
   config.pools.guarantee_suspend = true;
   DemoEngine engine(config);
@@ -119,7 +119,7 @@ TEST_P(EnginePressure, AHostThatGuaranteesEverySuspendChangesNothing) {
 }
 
 // Held in each state there is, one step later than the time before, and released a little later.
-TEST_P(EnginePressure, HeldAtAnyMomentARequestGoesOnAsIfNothingHadBeen) {
+TEST_P(EnginePressureSlow, HeldAtAnyMomentARequestGoesOnAsIfNothingHadBeen) {
   for (const HoldPolicy policy : {HoldPolicy::kSuspend, HoldPolicy::kRecompute}) {
     EngineConfig config = tight();
     config.scheduler.max_num_tokens = 32;
@@ -155,7 +155,7 @@ TEST_P(EnginePressure, HeldAtAnyMomentARequestGoesOnAsIfNothingHadBeen) {
 }
 
 // Whoever is held may have what the others need, and gives it up then.
-TEST_P(EnginePressure, HeldRequestsStandInNobodysWay) {
+TEST_P(EnginePressureSlow, HeldRequestsStandInNobodysWay) {
   EngineConfig config = tight();
   config.pools.num_slots = 2;
   // Room on the host for a few pages only.
@@ -188,8 +188,25 @@ TEST_P(EnginePressure, HeldRequestsStandInNobodysWay) {
   expect_nothing_left(*engine);
 }
 
+// Whoever is refused has not so much as a match: it would be in the way of who runs.
+TEST_P(EnginePressureSlow, WhoWaitsHoldsNothing) {
+  EngineConfig config = tight();
+  config.pools.num_slots = 1;
+  DemoEngine engine(config);
+  const RequestId first = engine.ask(warm_request(3, 20));
+  step(engine);
+  const RequestId second = engine.ask(warm_request(5, 6));
+  for (int i = 0; i < 6; ++i) {
+    step(engine);
+    if (engine.answer(first).finish_reason.has_value()) break;
+    EXPECT_FALSE(engine->state().has_request(second));
+  }
+  engine.run();
+  expect_as_alone(engine, second, warm_request(5, 6));
+}
+
 // The older of two equal requests is never behind the younger.
-TEST_P(EnginePressure, OfEqualRequestsTheOldestFinishesFirst) {
+TEST_P(EnginePressureSlow, OfEqualRequestsTheOldestFinishesFirst) {
   EngineConfig config = tight();
   config.pools.num_slots = 2;
   config.speculation.adapt_length = false;
@@ -210,7 +227,7 @@ TEST_P(EnginePressure, OfEqualRequestsTheOldestFinishesFirst) {
   EXPECT_EQ(finished, asked);
 }
 
-SLACKWATER_WITH_EVERY_SETTING(EnginePressure);
+SLACKWATER_WITH_EVERY_SETTING(EnginePressureSlow);
 
 TEST(EngineProgress, SixtyFourRequestsShareTwoSlots) {
   for (const std::int64_t host_bytes : {std::int64_t{0}, std::int64_t{64} << 20}) {

@@ -11,7 +11,7 @@
 namespace slackwater::engine {
 namespace {
 
-class EngineReuse : public EverySetting {};
+class EngineReuseSlow : public EverySetting {};
 
 // Fewer than a block of 32 tokens is computed again.
 void expect_nearly_all_reused(const Answer& answer, const GenerationRequest& request) {
@@ -19,7 +19,7 @@ void expect_nearly_all_reused(const Answer& answer, const GenerationRequest& req
   EXPECT_LT(answer.num_reused, std::ssize(request.prompt_tokens));
 }
 
-TEST_P(EngineReuse, TheSamePromptTwiceComputesLessThanABlockOfIt) {
+TEST_P(EngineReuseSlow, TheSamePromptTwiceComputesLessThanABlockOfIt) {
   DemoEngine engine(config());
   GenerationRequest request;
   request.prompt_tokens = long_prompt(150);
@@ -38,7 +38,7 @@ TEST_P(EngineReuse, TheSamePromptTwiceComputesLessThanABlockOfIt) {
 
 // Turn after turn: prompt, answer, and what is said next. The end of an answer is a place to go on
 // from, whether it came from a limit, a stop text or a stop token.
-TEST_P(EngineReuse, TheNextTurnOfAChatComputesLessThanABlockOfWhatWasSaid) {
+TEST_P(EngineReuseSlow, TheNextTurnOfAChatComputesLessThanABlockOfWhatWasSaid) {
   DemoEngine engine(config());
   GenerationRequest request;
   request.prompt_tokens = long_prompt(70, 1);
@@ -71,7 +71,7 @@ TEST_P(EngineReuse, TheNextTurnOfAChatComputesLessThanABlockOfWhatWasSaid) {
 
 // A token that ends the answer is never run. Whoever goes on from there gets what it would get
 // alone, whatever was queued behind the end.
-TEST_P(EngineReuse, AnAnswerThatEndsWithAStopTokenIsGoneOnFrom) {
+TEST_P(EngineReuseSlow, AnAnswerThatEndsWithAStopTokenIsGoneOnFrom) {
   DemoEngine engine(config());
   GenerationRequest request;
   request.prompt_tokens = long_prompt(40, 3);
@@ -101,7 +101,7 @@ TEST_P(EngineReuse, AnAnswerThatEndsWithAStopTokenIsGoneOnFrom) {
   expect_nothing_left(*engine);
 }
 
-TEST_P(EngineReuse, TheOtherChoicesFindThePromptOfTheFirst) {
+TEST_P(EngineReuseSlow, TheOtherChoicesFindThePromptOfTheFirst) {
   DemoEngine engine(config());
   GenerationRequest request;
   request.prompt_tokens = long_prompt(100, 4);
@@ -123,7 +123,7 @@ TEST_P(EngineReuse, TheOtherChoicesFindThePromptOfTheFirst) {
   expect_nothing_left(*engine);
 }
 
-TEST_P(EngineReuse, WithoutItNothingIsFoundAndNothingDiffers) {
+TEST_P(EngineReuseSlow, WithoutItNothingIsFoundAndNothingDiffers) {
   EngineConfig wanted = config();
   wanted.enable_block_reuse = false;
   DemoEngine engine(wanted);
@@ -138,7 +138,7 @@ TEST_P(EngineReuse, WithoutItNothingIsFoundAndNothingDiffers) {
   expect_nothing_left(*engine);
 }
 
-SLACKWATER_WITH_EVERY_SETTING(EngineReuse);
+SLACKWATER_WITH_EVERY_SETTING(EngineReuseSlow);
 
 }  // namespace
 }  // namespace slackwater::engine

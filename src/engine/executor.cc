@@ -385,13 +385,14 @@ Result<void> Executor::rebalance(Nanoseconds now) {
     slept.push_back(request.get());
   }
   state_->suspend_dummies();
+  const bool is_off = state_->need_adjustment(now);
   const Result<void> adjusted = state_->adjust(now);
   state_->resume_dummies();
   // What is still queued looks at the tables of before.
   stream_->synchronize();
   runner_->bind(*state_);
   if (adjusted.has_value()) {
-    ++statistics_.rebalances;
+    statistics_.rebalances += is_off ? 1 : 0;
   } else if (adjusted.error().code() != ErrorCode::kResourceExhausted) {
     return adjusted;
   }

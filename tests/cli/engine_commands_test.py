@@ -282,8 +282,9 @@ class Batches(OneLine):
                    {"prompt": "a", "prompt_tokens": [1]}, {"prompt": "a", "n": 0},
                    {"prompt": "a", "max_tokens": "many"}, {"prompt": "a", "temperature": -1},
                    {"prompt": "a", "max_tokens": 10**8}, {"prompt_tokens": [99999]},
-                   {"prompt": "a", "stop": [""]}, {"prompt": "a", "seed": -1}, {"id": [], "prompt": ""},
-                   b'{"prompt": "\xff"}', "", {"prompt": "a", "max_tokens": 2})
+                   {"prompt": "a", "stop": [""]}, {"prompt": "a", "seed": -1},
+                   {"id": [], "prompt": ""}, b'{"prompt": "\xff"}', "",
+                   {"prompt": "a", "max_tokens": 2})
         done = self.batch()
         self.assertEqual(done.returncode, 1)
         told = done.stderr.decode().splitlines()
@@ -308,7 +309,8 @@ class Batches(OneLine):
         for _ in range(3):
             before = len(self.output.read_bytes()) if self.output.exists() else 0
             program = subprocess.Popen(
-                [PROGRAM, "run", "--prompts", self.prompts, "--output", self.output, "--slots", "4"],
+                [PROGRAM, "run", "--prompts", self.prompts, "--output", self.output,
+                 "--slots", "4"],
                 cwd=SOURCE, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL)
             until = time.monotonic() + 300
@@ -329,8 +331,8 @@ class Batches(OneLine):
                                     for choice in range(1 + i % 2)})
         self.output.unlink()
         self.assertEqual(self.batch("--slots", "8", "--drafter", "none").returncode, 0)
-        self.assertEqual({(line["id"], line["choice"]): line["text"] for line in self.answers()},
-                         got)
+        alone = {(line["id"], line["choice"]): line["text"] for line in self.answers()}
+        self.assertEqual(alone, got)
 
     def test_an_output_of_something_else_is_left_alone(self):
         self.write({"prompt": "a", "max_tokens": 1})

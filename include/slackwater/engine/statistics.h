@@ -51,7 +51,7 @@ struct EngineStatistics {
   std::int64_t resumes = 0;
   std::int64_t recomputes = 0;  // given up to make room
   std::int64_t losses = 0;      // given up because a step or a copy failed
-  std::int64_t rebalances = 0;
+  std::int64_t rebalances = 0;  // that changed a share
 
   // Where the time of steps goes.
   Nanoseconds schedule_time{0};  // planning, suspending, granting
