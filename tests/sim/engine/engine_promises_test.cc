@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -72,6 +73,29 @@ TEST(Engine, CancelsTheChoicesThatAreLeftWhenTheFirstHasEnded) {
   EXPECT_EQ(world.ended.size(), 3u);
   EXPECT_EQ(world.ended[RequestId(first.value() + 1)], FinishReason::kCancelled);
   EXPECT_EQ(world.ended[RequestId(first.value() + 2)], FinishReason::kCancelled);
+}
+
+// A request that is asked for and given up within a callback has not been taken up yet.
+TEST(Engine, ObeysAnOrderThatComesRightBehindItsRequest) {
+  EngineConfig config;
+  config.pools = {.num_slots = 8, .num_blocks = 64, .tokens_per_block = 8};
+  DigestEngine world(config);
+  std::optional<RequestId> second;
+  GenerationRequest first;
+  first.prompt_tokens = {5};
+  first.max_tokens = 0;
+  first.on_output = [&](const RequestOutput&) {
+    GenerationRequest request;
+    request.prompt_tokens = {6};
+    request.max_tokens = 100;
+    second = world.submit(request);
+    world.engine->cancel(*second);
+  };
+  ASSERT_TRUE(world.engine->submit(first).has_value());
+  world.step();
+  world.step();
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(world.ended[*second], FinishReason::kCancelled);
 }
 
 // Many short requests make states worth more than blocks; one that is as long as may be comes next.

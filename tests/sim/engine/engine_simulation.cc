@@ -456,7 +456,8 @@ void EngineSimulation::compare_end(Asked& asked, const RequestOutput& output) {
   // A second turn, or the same prompt once more.
   Tokens turn = asked.request.prompt_tokens;
   for (const OutputToken& token : asked.tokens) turn.push_back(token.token);
-  if (once_in(8) && std::ssize(turn) + 4 < max_prompt_ && to_submit_.size() < 2) {
+  const std::int64_t longest = std::min(max_prompt_, engine_->max_sequence_length());
+  if (once_in(8) && std::ssize(turn) + 4 < longest && to_submit_.size() < 2) {
     GenerationRequest next = draw_request();
     next.prompt_tokens = turn;
     for (const TokenId token : draw_tokens(between(1, 3))) next.prompt_tokens.push_back(token);
