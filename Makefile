@@ -1,19 +1,17 @@
 # The front door. Everything here is a short name for a script; CMake builds.
 
-PROMPT ?= lighthouse (noun):
-MAX_TOKENS ?= 64
-MODEL ?= models/demo
+DEMO ?=
 FUZZ_SECONDS ?= 60
 STAGES ?=
 MUTANTS ?=
 
-export PROMPT MAX_TOKENS MODEL FUZZ_SECONDS
+export FUZZ_SECONDS
 
 .DEFAULT_GOAL := help
 .PHONY: help run build test lint format bench fuzz mutants clean
 
 help:
-	@echo 'make run       build, then let the demo model write (PROMPT="...", MAX_TOKENS=64)'
+	@echo 'make run       build, then many requests over little memory (DEMO="--drafter ngram ...")'
 	@echo 'make build     build/release: the program, the libraries and their tests'
 	@echo 'make test      the gate, as in CI (STAGES="tidy dev" for some, KEEP_GOING=1 for all)'
 	@echo 'make lint      formatting and tools/tidy.py'
@@ -26,9 +24,7 @@ help:
 run:
 	@scripts/setup.sh build
 	@scripts/build.sh release slackwater
-	@printf '%s' "$$PROMPT"
-	@build/release/slackwater generate --model "$$MODEL" --prompt "$$PROMPT" \
-	  --max-tokens "$$MAX_TOKENS"
+	@build/release/slackwater demo $(DEMO)
 
 build:
 	@scripts/setup.sh build

@@ -12,7 +12,7 @@ target_link_libraries(slackwater_all INTERFACE slackwater::base slackwater::devi
 install(TARGETS slackwater_all EXPORT slackwater)
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/models/demo
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/models/demo ${PROJECT_SOURCE_DIR}/models/demo-draft
         DESTINATION ${CMAKE_INSTALL_DATADIR}/slackwater/models)
 install(TARGETS slackwater_options EXPORT slackwater)
 install(EXPORT slackwater NAMESPACE slackwater::

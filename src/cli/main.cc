@@ -12,9 +12,11 @@
 
 #include "cli/bench_generate_command.h"
 #include "cli/build_info.h"
+#include "cli/demo_command.h"
 #include "cli/generate_command.h"
 #include "cli/inspect_command.h"
 #include "cli/model_directory.h"
+#include "cli/run_command.h"
 #include "cli/standard_streams.h"
 
 namespace slackwater::cli {
@@ -26,21 +28,8 @@ constexpr int kFailure = 1;
 constexpr int kUsage = 2;
 
 constexpr std::int32_t kMostTokens = std::numeric_limits<std::int32_t>::max();
+constexpr std::int32_t kMostSlots = 1 << 20;
 constexpr std::int64_t kMostCalls = std::numeric_limits<std::int64_t>::max();
-
-// Control characters as \xNN: names and values from outside may hold any bytes.
-std::string in_one_line(std::string_view text) {
-  std::string line;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F) {
-      line += fmt::format("\\x{:02x}", byte);
-    } else {
-      line += c;
-    }
-  }
-  return line;
-}
 
 int fail(int exit_code, std::string_view text) {
   write_standard_error(fmt::format("slackwater: {}\n", in_one_line(text)));
@@ -144,6 +133,73 @@ void add_inspect(CLI::App& parent, InspectCommand& command) {
       ->check(CLI::Range(std::int64_t{0}, kMostCalls));
 }
 
+void add_engine_options(CLI::App& app, EngineOptions& options) {
+  app.add_option("--drafter", options.drafter,
+                 "none, ngram, mtp or model (default: mtp where the model has it, else none)");
+  app.add_option("--loop", options.loop, "plain or overlap")->default_str(options.loop);
+  add_number(app, "--max-drafts", options.max_drafts, "Drafts of a round at most")
+      ->check(CLI::Range(1, 15));
+  app.add_option("--draft-model", options.draft_directory,
+                 "Directory of the draft model (default: that of the model with -draft)");
+  add_number(app, "--slots", options.num_slots, "States of requests on the device")
+      ->check(CLI::Range(1, kMostSlots));
+  add_number(app, "--blocks", options.num_blocks, "Blocks of attention on the device")
+      ->check(CLI::Range(1, kMostSlots));
+  add_number(app, "--host-bytes", options.host_bytes,
+             "For what leaves the device; 0: who makes room is computed again")
+      ->check(CLI::Range(std::int64_t{0}, kMostCalls));
+  add_number(app, "--batch", options.max_batch_size, "Requests of one step at most")
+      ->check(CLI::Range(1, 4096));
+}
+
+void add_demo(CLI::App& parent, DemoCommand& command) {
+  CLI::App& app = *parent.add_subcommand(
+      "demo", "Many requests over little memory, with faults; then the same alone, and compare");
+  add_model_options(app, command.model);
+  add_engine_options(app, command.engine);
+  DemoOptions& demo = command.demo;
+  add_number(app, "--requests", demo.num_requests, "Requests")->check(CLI::Range(1, 100000));
+  add_number(app, "--max-tokens", demo.max_tokens, "Tokens of an answer on average")
+      ->check(CLI::Range(1, 1 << 20));
+  add_number(app, "--temperature", demo.temperature, "0: always the likeliest token");
+  add_number(app, "--seed", demo.seed, "Of sampling, and of all that goes wrong");
+  add_number(app, "--suspend-every", demo.suspend_every,
+             "Steps between two suspends in the middle of a round, on average; 0: none")
+      ->check(CLI::Range(0, kMostTokens));
+  add_number(app, "--fault-every", demo.fault_every,
+             "Steps between two that fail, on average; 0: none")
+      ->check(CLI::Range(0, kMostTokens));
+  add_number<std::int32_t>(app, "--pace", command.pace_ms,
+                           "Milliseconds after each step (default: 40 on a terminal, else 0)")
+      ->check(CLI::Range(0, 10000));
+  app.add_option("--save-bundle", command.save_bundle,
+                 "Stop in the middle of a round, and write the requests to this new directory");
+  add_number(app, "--at-step", command.at_step, "When to do so: not before this step")
+      ->check(CLI::Range(std::int64_t{0}, kMostCalls));
+  app.add_option("--load-bundle", command.load_bundle, "Go on with the requests of a bundle");
+  app.add_flag("--json", command.is_json, "Print one JSON object, and no table");
+}
+
+void add_run(CLI::App& parent, RunCommand& command) {
+  CLI::App& app = *parent.add_subcommand(
+      "run", "Answer many prompts: a JSON object a line in, an answer a line out");
+  app.footer(
+      "Fields of a line: prompt or prompt_tokens; id, max_tokens, temperature, top_p, top_k, "
+      "min_p, "
+      "frequency_penalty, presence_penalty, seed, stop, stop_token_ids, ignore_eos, n, logit_bias, "
+      "logprobs (true, or how many), priority, speculation.\n"
+      "Killed? The same command goes on: answers that are in --output are not asked for again.");
+  add_model_options(app, command.model);
+  add_engine_options(app, command.engine);
+  app.add_option("--prompts", command.prompts, "File with a JSON object a line")->required();
+  app.add_option("--output", command.output,
+                 "File to which answers are appended (default: standard output)");
+  add_number(app, "--seed", command.seed, "Plus its number: the seed of a line without one");
+  add_number(app, "--in-flight", command.num_in_flight, "Answers under way at once")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_flag("--tokens", command.has_tokens, "Write tokens beside the text");
+}
+
 // Runs a command whose options are checked first: those are usage, the rest is failure.
 template <class Command>
 int execute(const Command& command) {
@@ -164,9 +220,14 @@ int parse_and_execute(int argc, char** argv) {
   app.set_version_flag("--version", fmt::format("slackwater {} ({})", kBuildVersion, kBuildCommit));
   GenerateCommand generate;
   BenchGenerateCommand bench;
+  DemoCommand demo;
+  RunCommand batch;
   InspectCommand inspect;
   generate.model.directory = bench.model.directory = default_model_directory();
+  demo.model.directory = batch.model.directory = generate.model.directory;
   add_generate(app, generate);
+  add_demo(app, demo);
+  add_run(app, batch);
   add_bench(app, bench);
   add_inspect(app, inspect);
   try {
@@ -181,6 +242,8 @@ int parse_and_execute(int argc, char** argv) {
     return fail(kUsage, fmt::format("{}; see slackwater --help", error.what()));
   }
   if (app.got_subcommand("generate")) return execute(generate);
+  if (app.got_subcommand("demo")) return execute(demo);
+  if (app.got_subcommand("run")) return execute(batch);
   return app.got_subcommand("inspect") ? execute(inspect) : execute(bench);
 }
 

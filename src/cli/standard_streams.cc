@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <system_error>
 
+#include <fmt/format.h>
+
 namespace slackwater::cli {
 namespace {
 
@@ -34,6 +36,19 @@ Result<void> write_standard_output(std::string_view text) {
 
 void write_standard_error(std::string_view text) {
   static_cast<void>(write_all(STDERR_FILENO, text));
+}
+
+std::string in_one_line(std::string_view text) {
+  std::string line;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7F) {
+      line += fmt::format("\\x{:02x}", byte);
+    } else {
+      line += c;
+    }
+  }
+  return line;
 }
 
 }  // namespace slackwater::cli

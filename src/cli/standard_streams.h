@@ -1,6 +1,7 @@
 #ifndef SLACKWATER_CLI_STANDARD_STREAMS_H_
 #define SLACKWATER_CLI_STANDARD_STREAMS_H_
 
+#include <string>
 #include <string_view>
 
 #include "slackwater/base/error.h"
@@ -16,6 +17,9 @@ Result<void> write_standard_output(std::string_view text);
 // Writes `text` to standard error as far as that is possible: what cannot be shown there cannot
 // be told anywhere, and the exit code says enough.
 void write_standard_error(std::string_view text);
+
+// Control characters as \xNN: names and values from outside may hold any bytes.
+std::string in_one_line(std::string_view text);
 
 }  // namespace slackwater::cli
 

@@ -2,6 +2,8 @@
 // are worth. Ratios are medians of pairs that are taken in turns, within one run.
 //
 //   bookkeeping   host time of a step: planning, slots, queueing, outcomes; the model does nothing
+//   share         host time over all time of 32 requests of the demo model; instructions are
+//                 counted with callgrind: Executor::step over everything
 //   overlap       tokens a second of the overlapped loop over those of the plain one
 //   speculation   tokens a second with a drafter over those without, and the acceptance
 //   pressure      lost time: of a run in which device memory holds a quarter of the requests, which
@@ -42,6 +44,8 @@ constexpr OverlapWorkload kOverlapWorkloads[] = {
     {"none/host_load", DrafterKind::kNone, 1, .5},
     {"mtp/host_load", DrafterKind::kMtp, 1, .5},
 };
+
+constexpr DrafterKind kShareWorkloads[] = {DrafterKind::kNone, DrafterKind::kMtp};
 
 struct SpeculationWorkload {
   const char* name;
@@ -282,6 +286,17 @@ double host_seconds(const EngineStatistics& counted) {
          1e-9;
 }
 
+void share(benchmark::State& state, DrafterKind drafter) {
+  Models models(1);
+  EngineStatistics counted;
+  for (auto _ : state) {
+    tokens_per_second(models, roomy(LoopKind::kPlain, drafter), false, &counted);
+  }
+  const double host = host_seconds(counted);
+  state.counters["host_share"] =
+      host / (host + static_cast<double>(counted.wait_time.count()) * 1e-9);
+}
+
 void bookkeeping(benchmark::State& state, const BookkeepingWorkload& workload) {
   ThreadPool pool(1);
   kernels::ExecutionContext context(pool);
@@ -428,6 +443,13 @@ int register_all() {
                                  workload)
         ->Iterations(200)
         ->Unit(benchmark::kMicrosecond)
+        ->UseRealTime();
+  }
+  for (const DrafterKind drafter : kShareWorkloads) {
+    benchmark::RegisterBenchmark(("share/" + std::string(to_string(drafter))).c_str(), share,
+                                 drafter)
+        ->Iterations(1)
+        ->Unit(benchmark::kSecond)
         ->UseRealTime();
   }
   for (const OverlapWorkload& workload : kOverlapWorkloads) {

@@ -251,7 +251,7 @@ TEST(EngineProgress, WhenItIsStuckItSaysWhatHelps) {
   EngineConfig config = roomy();
   config.pools.host_bytes = 0;
   config.pools.num_slots = 2;
-  config.pools.num_blocks = 4;
+  config.pools.num_blocks = 3;
   config.scheduler.enable_recompute_pause = false;
   config.scheduler.max_idle_passes = 5;
   DemoEngine engine(config);

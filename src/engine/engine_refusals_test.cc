@@ -145,7 +145,7 @@ TEST(EngineRefusals, TheLongestThatIsAcceptedFits) {
       config.loop = setting.loop;
       config.speculation.drafter = setting.drafter;
       config.speculation.adapt_length = false;
-      config.pools.num_slots = 1;
+      config.pools.num_slots = 2;
       config.pools.num_blocks = 4;
       config.pools.host_bytes = host_bytes;
       DemoEngine engine(config);

@@ -219,7 +219,7 @@ void Executor::end_life(LiveRequest& request) {
   request.is_suspended = false;
   request.in_flight = request.tokens_to_come = 0;
   request.before = nullptr;
-  request.cursor = 0;
+  request.cursor = request.num_matched = 0;
   request.drafts.clear();
   request.num_proposed = 0;
   request.are_drafts_known = false;
@@ -355,7 +355,11 @@ Result<void> Executor::check_rebalance() {
   return rebalance(now);
 }
 
-Result<void> Executor::rebalance_now() { return rebalance(clock_.now()); }
+Result<void> Executor::rebalance_now() {
+  const Result<void> done = rebalance(clock_.now());
+  note_statistics();
+  return done;
+}
 
 // Everybody sleeps, in the middle of a round too, while the pools change.
 Result<void> Executor::rebalance(Nanoseconds now) {

@@ -161,6 +161,8 @@ class Executor final : private scheduler::RequestResidency {
 
   Result<void> put_to_bed(LiveRequest& request);
   Result<void> check_loaded(const SavedRequest& saved) const;
+  Result<bool> take_up_state(const SavedRequest& saved, const hybrid::RequestImage& image,
+                             LiveRequest& request);
   Result<void> take_up(const SavedRequest& saved, const hybrid::RequestImage& image,
                        const std::function<void(const RequestOutput&)>& on_output);
 

@@ -55,6 +55,7 @@ Result<void> Executor::save_bundle(const std::filesystem::path& directory) {
   take_orders();
   SLACKWATER_RETURN_IF_ERROR(drain());
   sweep();
+  note_statistics();
   const hybrid::ImageLayout layout = state_->image_layout();
   ByteWriter record;
   record.u32(kSavedRequestVersion);
@@ -130,6 +131,45 @@ Result<void> Executor::check_loaded(const SavedRequest& saved) const {
   return {};
 }
 
+// What the request had is there again. False where these pools have no room for it: shares may
+// have been others when the bundle was written. Then it is computed again.
+Result<bool> Executor::take_up_state(const SavedRequest& saved, const hybrid::RequestImage& image,
+                                     LiveRequest& request) {
+  hybrid::RequestOptions options;
+  options.request = saved.id;
+  options.tokens = request.tokens;
+  options.scope = saved.asked.scope;
+  options.priority = priority_of(request);
+  options.expected_prompt_length = request.num_prompt;
+  const Result<void> imported = state_->import_request(options, image);
+  if (!imported.has_value()) {
+    if (imported.error().code() == ErrorCode::kResourceExhausted) return false;
+    return tl::unexpected<Error>(imported.error());
+  }
+  const Result<hybrid::RequestPosition> position = state_->position(saved.id);
+  SLACKWATER_CHECK(position.has_value(), "{}", position.error().text());
+  const std::int64_t run =
+      saved.cursor < saved.context_end ? saved.cursor : std::ssize(request.tokens) - 1;
+  if (position->kept != run) {
+    state_->free_resources(saved.id);
+    return make_error(ErrorCode::kDataLoss,
+                      "the record of request {} says that {} tokens are run, its state {}",
+                      saved.id.value(), run, position->kept);
+  }
+  request.life = position->epoch;
+  request.has_state = request.is_suspended = true;
+  request.num_matched = saved.num_matched;
+  request.cursor = saved.cursor;
+  request.context_end = saved.context_end;
+  request.drafts = saved.drafts;
+  request.num_proposed = static_cast<std::int32_t>(saved.drafts.size());
+  if (request.is_context()) {
+    SLACKWATER_ASSIGN_OR_RETURN(request.snapshot_points,
+                                state_->snapshot_points(saved.id, request.context_end));
+  }
+  return true;
+}
+
 Result<void> Executor::take_up(const SavedRequest& saved, const hybrid::RequestImage& image,
                                const std::function<void(const RequestOutput&)>& on_output) {
   SLACKWATER_RETURN_IF_ERROR(check_loaded(saved));
@@ -156,38 +196,15 @@ Result<void> Executor::take_up(const SavedRequest& saved, const hybrid::RequestI
   request.num_recomputes = saved.num_recomputes;
   request.drafts_proposed = saved.drafts_proposed;
   request.drafts_accepted = saved.drafts_accepted;
-  if (saved.has_state) {
-    hybrid::RequestOptions options;
-    options.request = saved.id;
-    options.tokens = request.tokens;
-    options.scope = saved.asked.scope;
-    options.priority = priority_of(request);
-    options.expected_prompt_length = request.num_prompt;
-    SLACKWATER_RETURN_IF_ERROR(state_->import_request(options, image));
-    const Result<hybrid::RequestPosition> position = state_->position(saved.id);
-    SLACKWATER_CHECK(position.has_value(), "{}", position.error().text());
-    const std::int64_t run =
-        saved.cursor < saved.context_end ? saved.cursor : std::ssize(request.tokens) - 1;
-    if (position->kept != run) {
-      state_->free_resources(saved.id);
-      return make_error(ErrorCode::kDataLoss,
-                        "the record of request {} says that {} tokens are run, its state {}",
-                        saved.id.value(), run, position->kept);
+  bool has_state = saved.has_state;
+  if (has_state) {
+    SLACKWATER_ASSIGN_OR_RETURN(has_state, take_up_state(saved, image, request));
+    if (!has_state) {
+      ++request.num_recomputes;
+      ++statistics_.recomputes;
     }
-    request.life = position->epoch;
-    request.has_state = request.is_suspended = true;
-    request.num_matched = saved.num_matched;
-    request.cursor = saved.cursor;
-    request.context_end = saved.context_end;
-    request.drafts = saved.drafts;
-    request.num_proposed = static_cast<std::int32_t>(saved.drafts.size());
-    if (request.is_context()) {
-      SLACKWATER_ASSIGN_OR_RETURN(request.snapshot_points,
-                                  state_->snapshot_points(saved.id, request.context_end));
-    }
-  } else {
-    begin_life(request);
   }
+  if (!has_state) begin_life(request);
   add(std::move(made));
   return {};
 }

@@ -193,7 +193,7 @@ void Executor::release_context(RequestId id) {
   state_->free_resources(id);
   request.has_state = false;
   request.is_suspended = false;
-  request.cursor = 0;
+  request.cursor = request.num_matched = 0;
   request.snapshot_points.clear();
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/step_runner.h"
+#include "slackwater/base/mutant.h"
 #include "slackwater/base/numeric.h"
 #include "slackwater/cache/layer_groups.h"
 #include "slackwater/hybrid/replay_state.h"
@@ -70,7 +71,18 @@ Result<void> check_drafter(const EngineParts& parts, const EngineConfig& config)
   return {};
 }
 
-Result<void> check_pools(const PoolConfig& pools) {
+// Where shares follow the load, or the host has to take whatever is in use, it takes a floor to
+// have room for one long request at any time.
+bool keeps_room_for_one(const EngineConfig& config) {
+  const PoolConfig& pools = config.pools;
+  return config.enable_rebalance || (pools.guarantee_suspend && pools.host_bytes > 0);
+}
+
+// A state that goes on from a snapshot is a copy: the one request that is left needs both at once.
+std::int32_t least_slots(const EngineConfig& config) { return config.enable_block_reuse ? 2 : 1; }
+
+Result<void> check_pools(const EngineConfig& config) {
+  const PoolConfig& pools = config.pools;
   const bool has_bytes = pools.device_bytes > 0;
   const bool has_slots = pools.num_slots != 0 || pools.num_blocks != 0;
   if (has_bytes == has_slots) {
@@ -79,10 +91,12 @@ Result<void> check_pools(const PoolConfig& pools) {
                       "or bytes",
                       pools.num_slots, pools.num_blocks, pools.device_bytes);
   }
-  if (has_slots && (pools.num_slots < 1 || pools.num_slots > kMostSlots)) {
-    return make_error(ErrorCode::kInvalidArgument,
-                      "{} slots for recurrent states; a request that runs needs one: use 1 to {}",
-                      pools.num_slots, kMostSlots);
+  if (has_slots && (pools.num_slots < least_slots(config) || pools.num_slots > kMostSlots)) {
+    return make_error(
+        ErrorCode::kInvalidArgument,
+        "{} slots for recurrent states; a request that runs needs one, and with "
+        "block reuse a second one for the snapshot that it goes on from: use {} to {}",
+        pools.num_slots, least_slots(config), kMostSlots);
   }
   if (has_slots && (pools.num_blocks < 1 || pools.num_blocks > kMostSlots)) {
     return make_error(ErrorCode::kInvalidArgument,
@@ -204,7 +218,7 @@ Result<std::int64_t> tokens_for_one(const EngineParts& parts, const EngineConfig
   const PoolConfig& pools = config.pools;
   const std::int64_t longest =
       std::int64_t{parts.model->config().max_length} + positions_past_end(config);
-  if (!config.enable_rebalance) return longest;
+  if (!keeps_room_for_one(config)) return longest;
   SLACKWATER_ASSIGN_OR_RETURN(const std::vector<GroupBytes> groups, group_bytes(parts, config));
   std::int64_t state_bytes = 0;
   std::int64_t block_bytes = 0;
@@ -229,7 +243,7 @@ Result<void> validate(const EngineParts& parts, const EngineConfig& config) {
                       "a model without recurrent layers; an engine runs hybrid models");
   }
   SLACKWATER_RETURN_IF_ERROR(scheduler::validate(config.scheduler));
-  SLACKWATER_RETURN_IF_ERROR(check_pools(config.pools));
+  SLACKWATER_RETURN_IF_ERROR(check_pools(config));
   SLACKWATER_RETURN_IF_ERROR(check_drafter(parts, config));
   if (config.rebalance_check_interval < 1) {
     return make_error(ErrorCode::kInvalidArgument,
@@ -265,7 +279,8 @@ Result<hybrid::HybridConfig> make_hybrid_config(const EngineParts& parts,
     // The floor of every share; who finds no slot waits for one.
     out.max_batch_size = std::clamp(pools.num_slots / 2, 1, config.scheduler.max_batch_size);
   }
-  if (config.enable_rebalance) {
+  out.max_batch_size = std::max(out.max_batch_size, least_slots(config));
+  if (keeps_room_for_one(config) && !SLACKWATER_MUTANT(engine_shares_forget_the_longest)) {
     SLACKWATER_ASSIGN_OR_RETURN(const std::int64_t capacity, tokens_for_one(parts, config));
     out.cache.constraints.push_back({{{.capacity = capacity, .history = 0}}, 0});
   }

@@ -19,7 +19,8 @@ Result<hybrid::HybridConfig> make_hybrid_config(const EngineParts& parts,
                                                 const EngineConfig& config);
 
 // Positions for which a single request finds blocks, whatever becomes of the shares: where they
-// follow the load, half of the blocks that there are at first.
+// follow the load, or the host can take all that is in use, half of the blocks that there are at
+// first.
 Result<std::int64_t> tokens_for_one(const EngineParts& parts, const EngineConfig& config);
 
 // Positions past a request's last token that its rows may ask room for.

@@ -29,7 +29,7 @@ Tokens token_ids(std::span<const OutputToken> tokens) {
 
 }  // namespace
 
-SimulatedModels make_digest_models() {
+SimulatedModels make_digest_models(kernels::ExecutionContext&, kernels::ExecutionContext&) {
   DigestModelOptions options = {.has_mtp = true, .max_length = kDigestLength};
   DigestModelOptions draft = {
       .weights = 2, .num_kda_layers = 1, .num_mla_layers = 1, .max_length = kDigestLength};
@@ -124,7 +124,7 @@ EngineSimulation::EngineSimulation(const EngineSimulationOptions& options)
     : options_(options),
       random_(options.seed),
       weights_(random_, {kSubmit}),
-      models_(options.make_models()) {
+      models_(options.make_models(context_, alone_context_)) {
   oracle_ = std::make_unique<SoloOracle>(*models_.alone, alone_context_, models_.tokenizer);
   draw_config();
   make_engine();
@@ -168,7 +168,9 @@ void EngineSimulation::run_requests(std::int64_t num_requests) {
 
 void EngineSimulation::step() {
   ++steps_;
+  is_in_step_ = true;
   const Result<bool> stepped = engine_->step();
+  is_in_step_ = false;
   ASSERT_TRUE(stepped.has_value()) << "step " << steps_ << ": " << stepped.error().text() << "\n"
                                    << engine_->state().describe() << "\n"
                                    << engine_->state().kv_cache().describe();
@@ -177,7 +179,7 @@ void EngineSimulation::step() {
     EXPECT_FALSE(asked.is_cancelled && asked.cancelled_at < steps_)
         << "request " << id.value() << " goes on: " << describe(asked);
   }
-  // What callbacks wanted to say and could not there.
+  // What callbacks asked for outside a step.
   std::vector<GenerationRequest> follow_ups;
   follow_ups.swap(to_submit_);
   for (GenerationRequest& request : follow_ups) submit(std::move(request));
@@ -185,14 +187,27 @@ void EngineSimulation::step() {
   ADD_FAILURE() << "step " << steps_ << " has read what is not right: " << models_.first_wrong();
 }
 
-// All that was asked for comes to an end.
+// All that was asked for comes to an end: those that are held, too, once they are let go, which may
+// be after all others have ended.
 void EngineSimulation::drain() {
-  for (auto& [id, asked] : asked_) {
-    if (!std::exchange(asked.is_held, false)) continue;
-    engine_->release(id);
-  }
   const std::int64_t first = steps_;
-  while (engine_->has_work() && !testing::Test::HasFailure()) {
+  const auto is_free = [](const auto& entry) { return !entry.second.is_held; };
+  if (once_in(2)) {
+    go_on_while([&] { return std::any_of(asked_.begin(), asked_.end(), is_free); });
+  }
+  for (auto& [id, asked] : asked_) {
+    if (std::exchange(asked.is_held, false)) engine_->release(id);
+  }
+  go_on_while([&] { return engine_->has_work(); });
+  if (testing::Test::HasFailure()) return;
+  tally_.worst_drain = steps_ - first;
+  EXPECT_EQ(asked_.size(), 0u);
+  judge();
+}
+
+void EngineSimulation::go_on_while(const std::function<bool()>& has_more) {
+  const std::int64_t first = steps_;
+  while (has_more() && !testing::Test::HasFailure()) {
     step();
     if (steps_ - first <= steps_owed_) continue;
     for (const auto& [id, asked] : asked_) {
@@ -210,15 +225,15 @@ void EngineSimulation::drain() {
     ADD_FAILURE() << engine_->statistics().steps << " of the engine's steps\n"
                   << engine_->state().describe() << "\n"
                   << engine_->state().kv_cache().describe();
-    return;
   }
-  if (testing::Test::HasFailure()) return;
-  tally_.worst_drain = steps_ - first;
-  EXPECT_EQ(asked_.size(), 0u);
-  judge();
 }
 
 void EngineSimulation::operate() {
+  for (int i = 0; i < 8 && options_.is_under_pressure; ++i) {
+    // As if somebody were always in need of room.
+    RequestId victim;
+    if (draw_live(victim) != nullptr) engine_->suspend(victim);
+  }
   const auto wants_one = [&] { return asked_.size() < max_live_; };
   if (asked_.size() * 2 < max_live_ && once_in(2)) return submit(draw_request());
   if (!once_in(2)) return;
@@ -313,6 +328,12 @@ void EngineSimulation::bundle() {
   for (const ResumedRequest& resumed : *loaded) {
     ASSERT_TRUE(asked_.contains(resumed.id)) << resumed.id.value();
     EXPECT_EQ(resumed.answer, token_ids(asked_.at(resumed.id).tokens));
+  }
+  // Orders that came while it was written are not part of it.
+  for (auto& [id, asked] : asked_) {
+    if (!asked.is_cancelled) continue;
+    asked.cancelled_at = steps_;
+    engine_->cancel(asked.first);
   }
 }
 
@@ -442,8 +463,10 @@ void EngineSimulation::compare_end(Asked& asked, const RequestOutput& output) {
     next.scope = asked.request.scope;
     next.max_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(
         next.max_tokens, engine_->max_sequence_length() - std::ssize(next.prompt_tokens)));
-    to_submit_.push_back(std::move(next));
     ++tally_.second_turns;
+    // While a bundle is written it would not be part of it.
+    if (!is_in_step_) return to_submit_.push_back(std::move(next));
+    submit(std::move(next));
   } else if (std::ssize(turn) < max_prompt_) {
     if (prompts_.size() >= 8) prompts_.erase(prompts_.begin());
     prompts_.push_back(std::move(turn));

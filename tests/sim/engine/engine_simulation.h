@@ -61,7 +61,10 @@ struct SimulatedModels {
   std::function<std::int64_t()> num_wrong_drafts;
   std::function<std::string()> first_wrong;
 };
-SimulatedModels make_digest_models();
+using MakeModels = std::function<SimulatedModels(kernels::ExecutionContext& context,
+                                                 kernels::ExecutionContext& alone)>;
+SimulatedModels make_digest_models(kernels::ExecutionContext& context,
+                                   kernels::ExecutionContext& alone);
 
 // What is chosen for a simulation; the rest is drawn.
 struct EngineSimulationOptions {
@@ -71,7 +74,7 @@ struct EngineSimulationOptions {
   bool has_faults = true;
   bool is_under_pressure = false;  // a host tier, few slots, many requests
   std::size_t max_live = 0;        // requests at a time; 0: as drawn
-  std::function<SimulatedModels()> make_models = make_digest_models;
+  MakeModels make_models = make_digest_models;
 };
 
 // Random requests to an Engine over the sim device: few slots and blocks for many of them, tiers
@@ -148,6 +151,7 @@ class EngineSimulation {
   void cancel(RequestId id);
   void bundle();
   void drain();
+  void go_on_while(const std::function<bool()>& has_more);
 
   // What is compared.
   void note(const RequestOutput& output);
@@ -167,6 +171,7 @@ class EngineSimulation {
   std::int64_t max_prompt_ = 0;
   std::int64_t max_answer_ = 0;
   bool is_running_ = false;  // faults begin once it is made
+  bool is_in_step_ = false;
 
   ThreadPool pool_{1};
   kernels::ExecutionContext context_{pool_};
@@ -181,7 +186,7 @@ class EngineSimulation {
 
   std::map<RequestId, Asked> asked_;          // that have not ended
   std::vector<Tokens> prompts_;               // that others may begin with
-  std::vector<GenerationRequest> to_submit_;  // by callbacks
+  std::vector<GenerationRequest> to_submit_;  // by callbacks, after the next step
   std::int64_t steps_ = 0;
   std::int64_t steps_owed_ = 0;  // at most, for what was submitted
   EngineTally tally_;

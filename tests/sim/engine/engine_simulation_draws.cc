@@ -58,7 +58,7 @@ void EngineSimulation::draw_config() {
                        .cooldown = Nanoseconds(0),
                        .threshold = 1.05,
                        .decay = 0.5};
-  if (options_.has_faults && once_in(3)) copy_fault_permille_ = any_of<std::uint64_t>({2, 20});
+  if (options_.has_faults && once_in(3)) copy_fault_permille_ = any_of<std::uint64_t>({5, 50, 200});
   if (options_.has_faults && once_in(3)) step_fault_permille_ = any_of<std::uint64_t>({5, 30});
   if (options_.has_faults && once_in(4)) commit_fault_percent_ = 30;
   config_.fail_step = [this](std::int64_t) {
@@ -74,13 +74,16 @@ void EngineSimulation::draw_pools() {
   pools.tokens_per_block = any_of({4, 8, 16});
   max_prompt_ = any_of({12, 30, 60});
   max_answer_ = any_of({8, 24, 40});
+  if (options_.is_under_pressure) {
+    config_.scheduler.max_batch_size = 8;
+    max_prompt_ = 30;
+    max_answer_ = 40;
+  }
   const std::int64_t longest = std::min<std::int64_t>(max_prompt_ + max_answer_, target.max_length);
   // Enough for one of the longest, up to a few of them.
   const std::int64_t of_one = ceil_div<std::int64_t>(longest + 24, pools.tokens_per_block);
   pools.num_blocks = static_cast<std::int32_t>(of_one * between(4, 16) / 4);
-  // Where shares follow the load, one request may be promised less than there is now.
-  if (config_.enable_rebalance) pools.num_blocks *= 2;
-  pools.num_slots = static_cast<std::int32_t>(between(1, 6));
+  pools.num_slots = static_cast<std::int32_t>(between(config_.enable_block_reuse ? 2 : 1, 6));
   const std::int32_t drafts = config_.speculation.max_drafts;
   const std::int64_t one = state_bytes(target, drafts) +
                            state_bytes(models_.draft->config(), drafts) + (std::int64_t{64} << 10);
@@ -95,11 +98,13 @@ void EngineSimulation::draw_pools() {
     pools.disk_directory = directory_->path();
     pools.disk_bytes = one * 40;
   }
-  if (once_in(6)) {
-    pools.device_bytes = one * pools.num_slots;
+  if (!options_.is_under_pressure && once_in(6)) {
+    pools.device_bytes = one * (4 + pools.num_slots);
     pools.num_slots = pools.num_blocks = 0;
   }
   pools.guarantee_suspend = pools.host_bytes > 0 && once_in(3);
+  // One request is promised half of what there is.
+  if (config_.enable_rebalance || pools.guarantee_suspend) pools.num_blocks *= 2;
   pools.grain_bytes = pools.device_bytes > 0 || pools.disk_bytes > 0 ? 4096 : any_of({0, 4096});
 }
 
@@ -135,8 +140,8 @@ void EngineSimulation::make_engine() {
     if (config_.pools.guarantee_suspend) {
       config_.pools.guarantee_suspend = false;
     } else {
-      config_.pools.host_bytes *= 2;
-      config_.pools.device_bytes *= 2;
+      const bool is_device = made.error().text().find("device tier") != std::string::npos;
+      (is_device ? config_.pools.device_bytes : config_.pools.host_bytes) *= 2;
     }
   }
 }
@@ -213,6 +218,7 @@ void EngineSimulation::draw_sampling(GenerationRequest& request) {
     }
   }
   if (once_in(5)) request.stop_token_ids = {static_cast<TokenId>(below(vocabulary))};
+  if (models_.tokenizer != nullptr && once_in(3)) request.stop = {any_of({"the", "e ", "\n", ","})};
   if (once_in(6)) request.num_top_logprobs = static_cast<std::int32_t>(between(1, 3));
   request.wants_logprobs = request.num_top_logprobs > 0 || once_in(8);
   request.ignore_eos = once_in(3);
