@@ -2,12 +2,14 @@
 // is drafted.
 
 #include <cmath>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "engine/engine_checks_test_support.h"
+#include "slackwater/device/sim_device.h"
 
 namespace slackwater::engine {
 namespace {
@@ -36,6 +38,11 @@ std::vector<GenerationRequest> requests_of_all_kinds(float temperature) {
   all[7].sampling.frequency_penalty = 0.5F;
   all[8].num_choices = 3;
   all[8].sampling.presence_penalty = 0.5F;
+  // The same token again and again, until it has been counted often enough: the very last one too.
+  all.push_back(demo_request(4, 24));
+  all[9].sampling.temperature = temperature;
+  all[9].sampling.frequency_penalty = 1.7F;
+  all[9].logit_bias = {{favoured, 14.0F}, {favoured + 1, 13.0F}};
   return all;
 }
 
@@ -74,6 +81,22 @@ TEST_P(EngineSampling, TheBestLogprobsAreThoseOfEachToken) {
   const SoloAnswer expected = alone(request);
   EXPECT_EQ(best, expected.top_tokens);
   EXPECT_EQ(logprobs, expected.logprobs);
+}
+
+// A step may have run before the host has looked at the one ahead of it: what is counted must not
+// depend on that.
+TEST_P(EngineSampling, CountsAreThoseOfTheTokensBeforeWhoeverIsFaster) {
+  const GenerationRequest request = requests_of_all_kinds(0).back();
+  const SoloAnswer expected = alone(request);
+  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+    device::SimOptions options;
+    options.seed = seed;
+    device::SimDevice device(options);
+    DemoEngine engine(config(), &device);
+    const RequestId id = engine.ask(request);
+    engine.run();
+    EXPECT_EQ(engine.answer(id).tokens, expected.tokens);
+  }
 }
 
 // What is counted is what was generated, in this life or an earlier one: nothing is counted twice.

@@ -245,9 +245,6 @@ void Executor::end_life(LiveRequest& request) {
 void Executor::begin_life(LiveRequest& request) {
   request.context_end =
       request.num_generated() > 0 ? std::ssize(request.tokens) - 1 : request.num_prompt;
-  if (SLACKWATER_MUTANT(engine_context_of_all_tokens)) {
-    request.context_end = std::ssize(request.tokens);
-  }
 }
 
 void Executor::close(LiveRequest& request, FinishReason reason, std::optional<Error> error) {
