@@ -18,14 +18,15 @@ namespace slackwater::cli {
 
 // What every command that runs an engine asks for.
 struct EngineOptions {
-  std::string drafter;  // empty: mtp where the model has a prediction block, else none
+  std::string drafter = {};  // empty: mtp where the model has a prediction block, else none
   std::string loop = "overlap";
   std::int32_t max_drafts = 3;
   std::int32_t num_slots = 16;
   std::int32_t num_blocks = 256;
   std::int64_t host_bytes = 64 << 20;
   std::int32_t max_batch_size = 16;
-  std::optional<std::filesystem::path> draft_directory;  // default: beside the model, MODEL-draft
+  // Default: beside the model, MODEL-draft.
+  std::optional<std::filesystem::path> draft_directory = std::nullopt;
 };
 
 // Refuses what can never work with any model. Errors: kInvalidArgument.
