@@ -205,7 +205,7 @@ class Executor final : private scheduler::RequestResidency {
   std::int64_t joiners_ = 0;  // of those that wait, who may join the half whose turn it is
   std::uint64_t admissions_ = 0;
   bool is_idle_ = false;  // the last pass found nothing to do for anybody, with nothing under way
-  RequestOutput output_;             // of the request that is told next
+  RequestOutput output_;  // of the request that is told next
 
   // Shared with other threads.
   mutable std::mutex mutex_;
