@@ -125,11 +125,15 @@ Result<RequestId> Executor::submit(GenerationRequest asked) {
   const std::int64_t limit = std::min<std::int64_t>(
       std::ssize(asked.prompt_tokens) + asked.max_tokens, std::int64_t{model_.max_length});
   if (limit > max_sequence_length_) {
-    return make_error(ErrorCode::kOutOfRange,
-                      "a prompt of {} tokens and an answer of up to {} need room for {}; the pools "
-                      "(and a step, where prompts are not cut) hold {} of one request: shorten the "
-                      "prompt, lower max_tokens, or give more blocks",
-                      asked.prompt_tokens.size(), asked.max_tokens, limit, max_sequence_length_);
+    return make_error(
+        ErrorCode::kOutOfRange,
+        "a prompt of {} tokens and an answer of up to {} need room for {}; {} hold {} "
+        "of one request: shorten the prompt, lower max_tokens, or give more blocks",
+        asked.prompt_tokens.size(), asked.max_tokens, limit,
+        config_.scheduler.enable_chunked_prefill
+            ? "the pools"
+            : "the pools, and a step that takes a prompt whole,",
+        max_sequence_length_);
   }
   const std::lock_guard lock(mutex_);
   const RequestId first(next_id_);

@@ -59,13 +59,23 @@ TEST(C10Engine, WhatThePoolsCanNeverHoldIsRefusedAndTheNextOneRuns) {
 }
 
 // KB-C10-05 (local-inference-lab/vllm 394): a prompt is computed to its end, dropped and computed
-// again without end, because its boundary needs one more state than there is. Here snapshots are
-// skipped where they find no room: with one slot it completes, and computes nothing twice.
-TEST(C10Engine, OneSlotIsEnoughForAPromptWithSnapshotPoints) {
+// again without end, because its boundary needs one more state than there is. Here an engine with
+// one slot is refused where a snapshot would need a second one; with two, snapshots are skipped
+// where they find no room, and the prompt completes without anything being computed twice.
+TEST(C10Engine, AsFewSlotsAsAreAcceptedAreEnoughForAPromptWithSnapshotPoints) {
   for (const Setting& setting : every_setting()) {
     SCOPED_TRACE(name_of(setting));
     EngineConfig config = small(setting);
     config.pools.num_slots = 1;
+    DemoModels& demo = DemoModels::get();
+    const auto device = device::make_cpu_device();
+    const auto target = make_language_model(demo.model, demo.context);
+    const auto draft = make_language_model(demo.draft, demo.context);
+    const auto refused = Engine::create(
+        {device.get(), &demo.context, target.get(), draft.get(), &demo.tokenizer}, config);
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_THAT(refused.error().text(), HasSubstr("1 slots for recurrent states"));
+    config.pools.num_slots = 2;
     config.pools.num_blocks = 7;
     config.scheduler.max_num_tokens = 40;
     config.snapshot_interval = 32;
