@@ -48,10 +48,10 @@ TEST(C10Engine, WhatThePoolsCanNeverHoldIsRefusedAndTheNextOneRuns) {
     config.pools.num_blocks = 6;
     config.pools.num_slots = 2;
     DemoEngine engine(config);
-    const Result<RequestId> refused = engine->submit(of_length(150, 60));
+    const Result<RequestId> refused = engine->submit(of_length(220, 60));
     ASSERT_FALSE(refused.has_value());
     EXPECT_EQ(refused.error().code(), ErrorCode::kOutOfRange);
-    EXPECT_THAT(refused.error().text(), HasSubstr("150 tokens and an answer of up to 60"));
+    EXPECT_THAT(refused.error().text(), HasSubstr("220 tokens and an answer of up to 60"));
     const RequestId next = engine.ask(of_length(9, 7));
     engine.run();
     expect_as_alone(engine, next, of_length(9, 7));
