@@ -192,6 +192,7 @@ TEST_P(EnginePressureSlow, HeldRequestsStandInNobodysWay) {
 TEST_P(EnginePressureSlow, WhoWaitsHoldsNothing) {
   EngineConfig config = tight();
   config.pools.num_slots = 1;
+  config.enable_block_reuse = false;
   DemoEngine engine(config);
   const RequestId first = engine.ask(warm_request(3, 20));
   step(engine);

@@ -2,6 +2,7 @@
 // requests that block others, chunks of prompts, and aborts. Each comment names the public reports.
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,10 +49,13 @@ TEST(C10Engine, WhatThePoolsCanNeverHoldIsRefusedAndTheNextOneRuns) {
     config.pools.num_blocks = 6;
     config.pools.num_slots = 2;
     DemoEngine engine(config);
-    const Result<RequestId> refused = engine->submit(of_length(150, 60));
+    const auto one_too_many = static_cast<std::int32_t>(engine->max_sequence_length() - 150 + 1);
+    ASSERT_GT(one_too_many, 0);
+    const Result<RequestId> refused = engine->submit(of_length(150, one_too_many));
     ASSERT_FALSE(refused.has_value());
     EXPECT_EQ(refused.error().code(), ErrorCode::kOutOfRange);
-    EXPECT_THAT(refused.error().text(), HasSubstr("150 tokens and an answer of up to 60"));
+    EXPECT_THAT(refused.error().text(), HasSubstr("a prompt of 150 tokens and an answer of up to " +
+                                                  std::to_string(one_too_many)));
     const RequestId next = engine.ask(of_length(9, 7));
     engine.run();
     expect_as_alone(engine, next, of_length(9, 7));
@@ -59,13 +63,23 @@ TEST(C10Engine, WhatThePoolsCanNeverHoldIsRefusedAndTheNextOneRuns) {
 }
 
 // KB-C10-05 (local-inference-lab/vllm 394): a prompt is computed to its end, dropped and computed
-// again without end, because its boundary needs one more state than there is. Here snapshots are
-// skipped where they find no room: with one slot it completes, and computes nothing twice.
-TEST(C10Engine, OneSlotIsEnoughForAPromptWithSnapshotPoints) {
+// again without end, because its boundary needs one more state than there is. Here an engine with
+// one slot is refused where a snapshot would need a second one; with two, snapshots are skipped
+// where they find no room, and the prompt completes without anything being computed twice.
+TEST(C10Engine, AsFewSlotsAsAreAcceptedAreEnoughForAPromptWithSnapshotPoints) {
   for (const Setting& setting : every_setting()) {
     SCOPED_TRACE(name_of(setting));
     EngineConfig config = small(setting);
     config.pools.num_slots = 1;
+    DemoModels& demo = DemoModels::get();
+    const auto device = device::make_cpu_device();
+    const auto target = make_language_model(demo.model, demo.context);
+    const auto draft = make_language_model(demo.draft, demo.context);
+    const auto refused = Engine::create(
+        {device.get(), &demo.context, target.get(), draft.get(), &demo.tokenizer}, config);
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_THAT(refused.error().text(), HasSubstr("1 slots for recurrent states"));
+    config.pools.num_slots = 2;
     config.pools.num_blocks = 7;
     config.scheduler.max_num_tokens = 40;
     config.snapshot_interval = 32;
