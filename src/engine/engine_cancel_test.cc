@@ -11,7 +11,7 @@
 namespace slackwater::engine {
 namespace {
 
-class EngineCancel : public EverySetting {
+class EngineCancelSlow : public EverySetting {
  protected:
   static EngineConfig tight() {
     EngineConfig config = EverySetting::config();
@@ -38,7 +38,7 @@ GenerationRequest long_request(std::size_t salt = 0) {
 }
 
 // Waiting, computing its prompt, generating, with rows under way or not.
-TEST_P(EngineCancel, AtEveryMomentItEndsAndTheOthersGoOn) {
+TEST_P(EngineCancelSlow, AtEveryMomentItEndsAndTheOthersGoOn) {
   DemoEngine engine(tight());
   const SoloAnswer whole = alone(long_request());
   for (int moment = 0; moment < 18; ++moment) {
@@ -62,7 +62,7 @@ TEST_P(EngineCancel, AtEveryMomentItEndsAndTheOthersGoOn) {
   EXPECT_GT(engine->statistics().cancelled, 4);
 }
 
-TEST_P(EngineCancel, SuspendedOrHeldOrTwiceOrFinished) {
+TEST_P(EngineCancelSlow, SuspendedOrHeldOrTwiceOrFinished) {
   DemoEngine engine(tight());
   for (const HoldPolicy policy : {HoldPolicy::kSuspend, HoldPolicy::kRecompute}) {
     for (int moment = 1; moment < 10; moment += 2) {
@@ -93,7 +93,7 @@ TEST_P(EngineCancel, SuspendedOrHeldOrTwiceOrFinished) {
   engine.run();
 }
 
-TEST_P(EngineCancel, OfAllChoicesByTheFirstAndOfOneByItsOwn) {
+TEST_P(EngineCancelSlow, OfAllChoicesByTheFirstAndOfOneByItsOwn) {
   DemoEngine engine(config());
   GenerationRequest request = warm_request(3, 30);
   request.ignore_eos = true;
@@ -122,7 +122,7 @@ TEST_P(EngineCancel, OfAllChoicesByTheFirstAndOfOneByItsOwn) {
 }
 
 // A callback may give up its own request, or another, or ask for more.
-TEST_P(EngineCancel, WithinACallback) {
+TEST_P(EngineCancelSlow, WithinACallback) {
   DemoEngine engine(tight());
   RequestId mine(0);
   int outputs = 0;
@@ -141,7 +141,7 @@ TEST_P(EngineCancel, WithinACallback) {
 }
 
 // Slots and blocks are as in the beginning after many of them, with nothing shared.
-TEST_P(EngineCancel, ManyLeaveAllRoomFree) {
+TEST_P(EngineCancelSlow, ManyLeaveAllRoomFree) {
   EngineConfig config = tight();
   config.enable_block_reuse = false;
   DemoEngine engine(config);
@@ -159,7 +159,7 @@ TEST_P(EngineCancel, ManyLeaveAllRoomFree) {
   expect_nothing_left(*engine);
 }
 
-SLACKWATER_WITH_EVERY_SETTING(EngineCancel);
+SLACKWATER_WITH_EVERY_SETTING(EngineCancelSlow);
 
 }  // namespace
 }  // namespace slackwater::engine

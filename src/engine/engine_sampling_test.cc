@@ -14,7 +14,7 @@
 namespace slackwater::engine {
 namespace {
 
-class EngineSampling : public EverySetting {};
+class EngineSamplingSlow : public EverySetting {};
 
 std::vector<GenerationRequest> requests_of_all_kinds(float temperature) {
   std::vector<GenerationRequest> all;
@@ -46,7 +46,7 @@ std::vector<GenerationRequest> requests_of_all_kinds(float temperature) {
   return all;
 }
 
-TEST_P(EngineSampling, EachRequestGetsWhatItAskedFor) {
+TEST_P(EngineSamplingSlow, EachRequestGetsWhatItAskedFor) {
   for (const float temperature : {0.0F, 0.8F}) {
     DemoEngine engine(config());
     std::vector<std::pair<RequestId, GenerationRequest>> asked;
@@ -63,7 +63,7 @@ TEST_P(EngineSampling, EachRequestGetsWhatItAskedFor) {
   }
 }
 
-TEST_P(EngineSampling, TheBestLogprobsAreThoseOfEachToken) {
+TEST_P(EngineSamplingSlow, TheBestLogprobsAreThoseOfEachToken) {
   DemoEngine engine(config());
   GenerationRequest request = warm_request(3, 20);
   request.num_top_logprobs = 4;
@@ -85,7 +85,7 @@ TEST_P(EngineSampling, TheBestLogprobsAreThoseOfEachToken) {
 
 // A step may have run before the host has looked at the one ahead of it: what is counted must not
 // depend on that.
-TEST_P(EngineSampling, CountsAreThoseOfTheTokensBeforeWhoeverIsFaster) {
+TEST_P(EngineSamplingSlow, CountsAreThoseOfTheTokensBeforeWhoeverIsFaster) {
   const GenerationRequest request = requests_of_all_kinds(0).back();
   const SoloAnswer expected = alone(request);
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {
@@ -100,7 +100,7 @@ TEST_P(EngineSampling, CountsAreThoseOfTheTokensBeforeWhoeverIsFaster) {
 }
 
 // What is counted is what was generated, in this life or an earlier one: nothing is counted twice.
-TEST_P(EngineSampling, PenaltiesSurviveARecompute) {
+TEST_P(EngineSamplingSlow, PenaltiesSurviveARecompute) {
   DemoEngine engine(config());
   GenerationRequest request = demo_request(3, 30);
   request.sampling.frequency_penalty = 0.6F;
@@ -118,7 +118,7 @@ TEST_P(EngineSampling, PenaltiesSurviveARecompute) {
   expect_as_alone(engine, id, request);
 }
 
-SLACKWATER_WITH_EVERY_SETTING(EngineSampling);
+SLACKWATER_WITH_EVERY_SETTING(EngineSamplingSlow);
 
 // The oracle of these tests agrees with the library's.
 TEST(EngineSamplingOracle, IsTheSoloLoop) {
