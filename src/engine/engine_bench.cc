@@ -230,6 +230,7 @@ void overlap(benchmark::State& state, const OverlapWorkload& workload) {
   EngineConfig plain = roomy(LoopKind::kPlain, workload.drafter);
   EngineConfig overlapped = roomy(LoopKind::kOverlap, workload.drafter);
   EngineStatistics counted;
+  EngineStatistics overlap_counted;
   tokens_per_second(models, plain, false, &counted);
   if (workload.host_load > 0) {
     const double step =
@@ -246,12 +247,19 @@ void overlap(benchmark::State& state, const OverlapWorkload& workload) {
     for (int i = 0; i < kPairs; ++i) {
       const bool is_first = i % 2 == 0;
       const double before = is_first ? tokens_per_second(models, plain, false, nullptr) : 0;
-      const double ours = tokens_per_second(models, overlapped, false, nullptr);
+      const double ours = tokens_per_second(models, overlapped, false, &overlap_counted);
       ratios.push_back(ours /
                        (is_first ? before : tokens_per_second(models, plain, false, nullptr)));
     }
   }
   report(state, "overlap_over_plain", ratios);
+  // Rounds behind the last token of an answer, and drafts of lengths that are chosen one round
+  // later.
+  state.counters["rounds_over_plain"] =
+      static_cast<double>(overlap_counted.rounds) / static_cast<double>(counted.rounds);
+  state.counters["drafts_over_plain"] =
+      static_cast<double>(overlap_counted.drafts_proposed) /
+      static_cast<double>(std::max<std::int64_t>(1, counted.drafts_proposed));
 }
 
 void speculation(benchmark::State& state, const SpeculationWorkload& workload) {
