@@ -16,7 +16,7 @@
 namespace slackwater::engine {
 namespace {
 
-class EngineFailures : public EverySetting {
+class EngineFailuresSlow : public EverySetting {
  protected:
   static EngineConfig tight() {
     EngineConfig config = EverySetting::config();
@@ -37,7 +37,7 @@ std::vector<std::pair<RequestId, GenerationRequest>> ask_six(DemoEngine& engine,
   return asked;
 }
 
-TEST_P(EngineFailures, AFailedStepIsComputedAgain) {
+TEST_P(EngineFailuresSlow, AFailedStepIsComputedAgain) {
   EngineConfig config = tight();
   config.fail_step = [](std::int64_t step) { return step % 9 == 4; };
   DemoEngine engine(config);
@@ -54,7 +54,7 @@ TEST_P(EngineFailures, AFailedStepIsComputedAgain) {
 }
 
 // Whatever a failed step has left in a page is nobody's: not even that of a request which is over.
-TEST_P(EngineFailures, NothingOfAFailedStepIsFoundByOthers) {
+TEST_P(EngineFailuresSlow, NothingOfAFailedStepIsFoundByOthers) {
   const std::vector<TokenId> free = [] {
     GenerationRequest request = demo_request(3, 40);
     request.ignore_eos = true;
@@ -84,7 +84,7 @@ TEST_P(EngineFailures, NothingOfAFailedStepIsFoundByOthers) {
 
 // The step behind the last one of a request is a part of what it leaves: where that fails, its end
 // is not published, and what others find is that of its prompt.
-TEST_P(EngineFailures, AnEndBehindWhichAStepFailsIsNotPublished) {
+TEST_P(EngineFailuresSlow, AnEndBehindWhichAStepFailsIsNotPublished) {
   const bool runs_ahead =
       GetParam().loop == LoopKind::kOverlap &&
       (GetParam().drafter == DrafterKind::kNone || GetParam().drafter == DrafterKind::kMtp);
@@ -118,7 +118,7 @@ TEST_P(EngineFailures, AnEndBehindWhichAStepFailsIsNotPublished) {
 }
 
 // Copies to the host and back that do not arrive, in both placements.
-TEST_P(EngineFailures, ACopyThatDoesNotArriveCostsARecompute) {
+TEST_P(EngineFailuresSlow, ACopyThatDoesNotArriveCostsARecompute) {
   std::int64_t losses = 0;
   for (const hybrid::ReplayPlacement placement :
        {hybrid::ReplayPlacement::kInPool, hybrid::ReplayPlacement::kBesidePool}) {
@@ -158,7 +158,7 @@ TEST_P(EngineFailures, ACopyThatDoesNotArriveCostsARecompute) {
 }
 
 // What is queued runs in the most inconvenient order that is allowed.
-TEST_P(EngineFailures, ADelayedCopyIsWaitedFor) {
+TEST_P(EngineFailuresSlow, ADelayedCopyIsWaitedFor) {
   for (std::uint64_t seed = 1; seed <= 2; ++seed) {
     device::SimOptions options;
     options.seed = seed;
@@ -180,7 +180,7 @@ TEST_P(EngineFailures, ADelayedCopyIsWaitedFor) {
   }
 }
 
-TEST_P(EngineFailures, ADiskTierBehindASmallHostIsOneMorePlaceToComeBackFrom) {
+TEST_P(EngineFailuresSlow, ADiskTierBehindASmallHostIsOneMorePlaceToComeBackFrom) {
   const TemporaryDirectory directory;
   EngineConfig config = tight();
   config.pools.host_bytes = 2 << 20;
@@ -193,7 +193,7 @@ TEST_P(EngineFailures, ADiskTierBehindASmallHostIsOneMorePlaceToComeBackFrom) {
   expect_nothing_left(*engine);
 }
 
-SLACKWATER_WITH_EVERY_SETTING(EngineFailures);
+SLACKWATER_WITH_EVERY_SETTING(EngineFailuresSlow);
 
 }  // namespace
 }  // namespace slackwater::engine
