@@ -11,7 +11,7 @@
 namespace slackwater::engine {
 namespace {
 
-class EngineAllocation : public EverySetting {};
+class EngineAllocationSlow : public EverySetting {};
 
 // Allocations of 16 steps of so many requests that all generate.
 std::int64_t allocations_of_steps(const EngineConfig& config, std::size_t num_requests) {
@@ -34,7 +34,7 @@ std::int64_t allocations_of_steps(const EngineConfig& config, std::size_t num_re
   return taken;
 }
 
-TEST_P(EngineAllocation, AStepTakesNothingForARequest) {
+TEST_P(EngineAllocationSlow, AStepTakesNothingForARequest) {
   EngineConfig config = EverySetting::config();
   config.pools.num_blocks = 400;
   config.speculation.adapt_length = false;
@@ -46,7 +46,7 @@ TEST_P(EngineAllocation, AStepTakesNothingForARequest) {
   }
 }
 
-SLACKWATER_WITH_EVERY_SETTING(EngineAllocation);
+SLACKWATER_WITH_EVERY_SETTING(EngineAllocationSlow);
 
 }  // namespace
 }  // namespace slackwater::engine

@@ -239,7 +239,7 @@ TEST(EngineEndingsText, TheModelsLongestSequenceIsAnEnd) {
 }
 
 // How long drafts are follows what is accepted: down to none where nothing is, and back.
-TEST(EngineDraftLength, GoesDownToNoneAndComesBack) {
+TEST(EngineDraftLengthSlow, GoesDownToNoneAndComesBack) {
   for (const LoopKind loop : {LoopKind::kPlain, LoopKind::kOverlap}) {
     EngineConfig config = roomy();
     config.loop = loop;

@@ -230,7 +230,7 @@ TEST_P(EnginePressureSlow, OfEqualRequestsTheOldestFinishesFirst) {
 
 SLACKWATER_WITH_EVERY_SETTING(EnginePressureSlow);
 
-TEST(EngineProgress, SixtyFourRequestsShareTwoSlots) {
+TEST(EngineProgressSlow, SixtyFourRequestsShareTwoSlots) {
   for (const std::int64_t host_bytes : {std::int64_t{0}, std::int64_t{64} << 20}) {
     EngineConfig config = roomy();
     config.loop = LoopKind::kOverlap;
@@ -248,7 +248,7 @@ TEST(EngineProgress, SixtyFourRequestsShareTwoSlots) {
 }
 
 // Without any way to make room two requests can wait for each other.
-TEST(EngineProgress, WhenItIsStuckItSaysWhatHelps) {
+TEST(EngineProgressSlow, WhenItIsStuckItSaysWhatHelps) {
   EngineConfig config = roomy();
   config.pools.host_bytes = 0;
   config.pools.num_slots = 2;
@@ -274,7 +274,7 @@ TEST(EngineProgress, WhenItIsStuckItSaysWhatHelps) {
 }
 
 // KB-C15-05 with other numbers: given up in the middle of being computed again, and once more.
-TEST(EngineRecompute, InTheMiddleOfChunksAndAfterSeveralLivesNoTokenIsLost) {
+TEST(EngineRecomputeSlow, InTheMiddleOfChunksAndAfterSeveralLivesNoTokenIsLost) {
   for (const Setting& setting : every_setting()) {
     SCOPED_TRACE(name_of(setting));
     EngineConfig config = roomy();

@@ -15,7 +15,7 @@ namespace {
 
 using testing::HasSubstr;
 
-class EngineRebalance : public EverySetting {
+class EngineRebalanceSlow : public EverySetting {
  protected:
   // Shares that are looked at after every sequence, and are wrong to begin with: short answers need
   // more states than blocks.
@@ -32,7 +32,7 @@ class EngineRebalance : public EverySetting {
   }
 };
 
-TEST_P(EngineRebalance, InTheMiddleOfRoundsChangesNoToken) {
+TEST_P(EngineRebalanceSlow, InTheMiddleOfRoundsChangesNoToken) {
   DemoEngine engine(restless());
   std::vector<std::pair<RequestId, GenerationRequest>> asked;
   for (std::size_t i = 0; i < 10; ++i) {
@@ -47,7 +47,7 @@ TEST_P(EngineRebalance, InTheMiddleOfRoundsChangesNoToken) {
   expect_nothing_left(*engine);
 }
 
-TEST_P(EngineRebalance, ByHandWithStepsUnderWay) {
+TEST_P(EngineRebalanceSlow, ByHandWithStepsUnderWay) {
   EngineConfig config = restless();
   config.enable_rebalance = false;
   DemoEngine engine(config);
@@ -70,7 +70,7 @@ TEST_P(EngineRebalance, ByHandWithStepsUnderWay) {
   expect_nothing_left(*engine);
 }
 
-TEST_P(EngineRebalance, WithoutAHostTierEverybodyIsComputedAgain) {
+TEST_P(EngineRebalanceSlow, WithoutAHostTierEverybodyIsComputedAgain) {
   EngineConfig config = restless();
   config.pools.host_bytes = 0;
   DemoEngine engine(config);
@@ -87,7 +87,7 @@ TEST_P(EngineRebalance, WithoutAHostTierEverybodyIsComputedAgain) {
   expect_nothing_left(*engine);
 }
 
-SLACKWATER_WITH_EVERY_SETTING(EngineRebalance);
+SLACKWATER_WITH_EVERY_SETTING(EngineRebalanceSlow);
 
 EngineConfig restless_config() {
   EngineConfig config = roomy();
@@ -110,7 +110,7 @@ std::int64_t rebalances_of(EngineConfig config) {
 }
 
 // Each gate alone keeps the pools as they are.
-TEST(EngineRebalanceGates, EachOfThemIsEnough) {
+TEST(EngineRebalanceGatesSlow, EachOfThemIsEnough) {
   EXPECT_GT(rebalances_of(restless_config()), 0);
   EngineConfig off = restless_config();
   off.enable_rebalance = false;
@@ -130,7 +130,7 @@ TEST(EngineRebalanceGates, EachOfThemIsEnough) {
 }
 
 // What cannot work is refused before anything is allocated.
-TEST(EngineRebalanceGates, RecordsBesideThePoolAreRefused) {
+TEST(EngineRebalanceGatesSlow, RecordsBesideThePoolAreRefused) {
   EngineConfig config = restless_config();
   config.placement = hybrid::ReplayPlacement::kBesidePool;
   config.speculation.drafter = DrafterKind::kNgram;

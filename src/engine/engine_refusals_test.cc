@@ -28,7 +28,7 @@ Error refusal(const EngineConfig& config, bool has_draft_model = false) {
   return made.has_value() ? Error(ErrorCode::kUnavailable, "made") : made.error();
 }
 
-TEST(EngineRefusals, PoolsThatHoldNothing) {
+TEST(EngineRefusalsSlow, PoolsThatHoldNothing) {
   EngineConfig config = roomy();
   config.pools.num_slots = 0;
   EXPECT_EQ(refusal(config).code(), ErrorCode::kInvalidArgument);
@@ -46,7 +46,7 @@ TEST(EngineRefusals, PoolsThatHoldNothing) {
 }
 
 // Between nothing and one save there is nothing that a host could be of use for.
-TEST(EngineRefusals, AHostThatHoldsNoSave) {
+TEST(EngineRefusalsSlow, AHostThatHoldsNoSave) {
   for (const DrafterKind drafter : {DrafterKind::kNone, DrafterKind::kMtp}) {
     EngineConfig config = roomy();
     config.speculation.drafter = drafter;
@@ -62,7 +62,7 @@ TEST(EngineRefusals, AHostThatHoldsNoSave) {
   }
 }
 
-TEST(EngineRefusals, DraftersThatDoNotFit) {
+TEST(EngineRefusalsSlow, DraftersThatDoNotFit) {
   EngineConfig config = roomy();
   config.speculation.drafter = DrafterKind::kDraftModel;
   EXPECT_THAT(refusal(config).text(), HasSubstr("drafter model without a draft model"));
@@ -78,7 +78,7 @@ TEST(EngineRefusals, DraftersThatDoNotFit) {
   EXPECT_THAT(parse_drafter("eagle").error().text(), AllOf(HasSubstr("eagle"), HasSubstr("ngram")));
 }
 
-TEST(EngineRefusals, ASchedulerThatCanScheduleNothing) {
+TEST(EngineRefusalsSlow, ASchedulerThatCanScheduleNothing) {
   EngineConfig config = roomy();
   config.scheduler.max_batch_size = 0;
   EXPECT_THAT(refusal(config).text(), HasSubstr("max_batch_size is 0"));
@@ -91,7 +91,7 @@ TEST(EngineRefusals, ASchedulerThatCanScheduleNothing) {
 }
 
 // Requests: each is refused with its numbers, and whoever is running does not notice.
-TEST(EngineRefusals, RequestsThatCanNeverFitOrMeanNothing) {
+TEST(EngineRefusalsSlow, RequestsThatCanNeverFitOrMeanNothing) {
   EngineConfig config = roomy();
   config.pools.num_blocks = 4;
   DemoEngine engine(config);
@@ -137,7 +137,7 @@ TEST(EngineRefusals, RequestsThatCanNeverFitOrMeanNothing) {
 }
 
 // The longest that is accepted does run, with every drafter, and alone in its pools.
-TEST(EngineRefusals, TheLongestThatIsAcceptedFits) {
+TEST(EngineRefusalsSlow, TheLongestThatIsAcceptedFits) {
   for (const Setting& setting : every_setting()) {
     for (const std::int64_t host_bytes : {std::int64_t{0}, std::int64_t{64} << 20}) {
       SCOPED_TRACE(name_of(setting));
@@ -167,7 +167,7 @@ TEST(EngineRefusals, TheLongestThatIsAcceptedFits) {
   }
 }
 
-TEST(EngineRefusals, RequestsThatNeverWereAreNothingToHoldOrCancel) {
+TEST(EngineRefusalsSlow, RequestsThatNeverWereAreNothingToHoldOrCancel) {
   DemoEngine engine(roomy());
   engine->hold(RequestId(7), HoldPolicy::kSuspend);
   engine->release(RequestId(7));

@@ -41,7 +41,7 @@ EngineConfig small(const Setting& setting) {
 // KB-C10-04 (vLLM 39734): a request that is longer than what the pools can ever hold, though not
 // than what the model can, waits at the head for ever. It is refused with the numbers, and whoever
 // came after it runs.
-TEST(C10Engine, WhatThePoolsCanNeverHoldIsRefusedAndTheNextOneRuns) {
+TEST(C10EngineSlow, WhatThePoolsCanNeverHoldIsRefusedAndTheNextOneRuns) {
   for (const Setting& setting : every_setting()) {
     SCOPED_TRACE(name_of(setting));
     EngineConfig config = small(setting);
@@ -62,7 +62,7 @@ TEST(C10Engine, WhatThePoolsCanNeverHoldIsRefusedAndTheNextOneRuns) {
 // again without end, because its boundary needs one more state than there is. Here an engine with
 // one slot is refused where a snapshot would need a second one; with two, snapshots are skipped
 // where they find no room, and the prompt completes without anything being computed twice.
-TEST(C10Engine, AsFewSlotsAsAreAcceptedAreEnoughForAPromptWithSnapshotPoints) {
+TEST(C10EngineSlow, AsFewSlotsAsAreAcceptedAreEnoughForAPromptWithSnapshotPoints) {
   for (const Setting& setting : every_setting()) {
     SCOPED_TRACE(name_of(setting));
     EngineConfig config = small(setting);
@@ -92,7 +92,7 @@ TEST(C10Engine, AsFewSlotsAsAreAcceptedAreEnoughForAPromptWithSnapshotPoints) {
 // KB-C10-06 (vllm-ascend 16315): slots of victims come back when the running step ends, so the
 // retry sees no gain and takes victim after victim. Here a victim's slot can be had at once, behind
 // the step: for one request that comes back no more than the needed victims sleep.
-TEST(C10Engine, NoMoreVictimsThanNeededWhileAStepIsUnderWay) {
+TEST(C10EngineSlow, NoMoreVictimsThanNeededWhileAStepIsUnderWay) {
   for (const Setting& setting : every_setting()) {
     SCOPED_TRACE(name_of(setting));
     EngineConfig config = small(setting);
@@ -123,7 +123,7 @@ TEST(C10Engine, NoMoreVictimsThanNeededWhileAStepIsUnderWay) {
 
 // KB-C10-09 (TensorRT-LLM 12313, 12314): cleaning up was a part of scheduling new work, so that
 // pools full of what is cancelled stayed full. A pass without anything to schedule cleans up too.
-TEST(C10Engine, WhatIsCancelledIsGoneWithTheNextPassWithoutNewWork) {
+TEST(C10EngineSlow, WhatIsCancelledIsGoneWithTheNextPassWithoutNewWork) {
   for (const Setting& setting : every_setting()) {
     SCOPED_TRACE(name_of(setting));
     EngineConfig config = small(setting);
@@ -149,7 +149,7 @@ TEST(C10Engine, WhatIsCancelledIsGoneWithTheNextPassWithoutNewWork) {
 // C15, chunked prefill: any split of a prompt gives the same state and the same or fewer entries.
 // KB-C15-02 (TensorRT-LLM 12786, 12768): after the first chunks the whole prompt counted as
 // written. What is cancelled between chunks leaves what it has computed, and no more.
-TEST(C15Engine, AfterSomeChunksNoMoreThanThoseIsFound) {
+TEST(C15EngineSlow, AfterSomeChunksNoMoreThanThoseIsFound) {
   for (const Setting& setting : every_setting()) {
     SCOPED_TRACE(name_of(setting));
     EngineConfig config = small(setting);
@@ -173,7 +173,7 @@ TEST(C15Engine, AfterSomeChunksNoMoreThanThoseIsFound) {
 // odd length end anywhere in a block.
 // KB-C15-06 (syv-ai/qwen38-27b-rtx3090 43): the state was not carried on where a chunk entered the
 // next block. Every split gives the same tokens.
-TEST(C15Engine, ChunksOfAnyLengthGiveTheSameTokens) {
+TEST(C15EngineSlow, ChunksOfAnyLengthGiveTheSameTokens) {
   const GenerationRequest request = of_length(77, 8, 2);
   const SoloAnswer expected = alone(request);
   for (const Setting& setting : every_setting()) {
@@ -192,7 +192,7 @@ TEST(C15Engine, ChunksOfAnyLengthGiveTheSameTokens) {
 
 // KB-C15-05 (vLLM 28787): tokens were lost when a request was preempted within the chunks of its
 // second life. See also EngineRecompute.
-TEST(C15Engine, APreemptionWithinTheChunksOfASecondLifeLosesNoToken) {
+TEST(C15EngineSlow, APreemptionWithinTheChunksOfASecondLifeLosesNoToken) {
   for (const Setting& setting : every_setting()) {
     SCOPED_TRACE(name_of(setting));
     EngineConfig config = small(setting);
@@ -218,7 +218,7 @@ TEST(C15Engine, APreemptionWithinTheChunksOfASecondLifeLosesNoToken) {
 // C16, abort in the middle: it gives everything back once, after the last step that touches it.
 // KB-C16-01 (vLLM 32255): cancel and completion cross, in either order. Cancelled before the pass
 // that would tell the end, and after it.
-TEST(C16Engine, CancelAndCompletionMayCross) {
+TEST(C16EngineSlow, CancelAndCompletionMayCross) {
   for (const Setting& setting : every_setting()) {
     SCOPED_TRACE(name_of(setting));
     DemoEngine engine(small(setting));
@@ -240,7 +240,7 @@ TEST(C16Engine, CancelAndCompletionMayCross) {
 
 // KB-C16-03 (vllm-ascend 16662): requests cancelled while their pages were on the way back kept
 // them. Cancelled in the very pass in which it is brought back, and in the one after it.
-TEST(C16Engine, CancelledOnTheWayBackNothingIsKept) {
+TEST(C16EngineSlow, CancelledOnTheWayBackNothingIsKept) {
   for (const Setting& setting : every_setting()) {
     SCOPED_TRACE(name_of(setting));
     EngineConfig config = small(setting);
