@@ -8,7 +8,9 @@
 //   speculation   tokens a second with a drafter over those without, and the acceptance
 //   pressure      lost time: of a run in which device memory holds a quarter of the requests, which
 //                 take turns, over one in which it holds all; ours gives up states, and theirs what
-//                 it has computed. SLACKWATER_PRESSURE=small takes short prompts.
+//                 it has computed.
+//
+// With SLACKWATER_FULL set, seven pairs and all of `pressure`; else one pair and short prompts.
 
 #include <algorithm>
 #include <chrono>
@@ -18,7 +20,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -79,7 +80,8 @@ struct PressureWorkload {
   std::int32_t turn_tokens = 32;
 };
 
-constexpr int kPairs = 7;
+const bool kIsFull = std::getenv("SLACKWATER_FULL") != nullptr;
+const int kPairs = kIsFull ? 7 : 1;
 constexpr std::int32_t kRequests = 32;
 constexpr std::int32_t kAnswer = 48;
 
@@ -404,8 +406,7 @@ class Turns {
 
 void pressure(benchmark::State& state) {
   PressureWorkload workload;
-  const char* const size = std::getenv("SLACKWATER_PRESSURE");
-  if (size != nullptr && std::string_view(size) == "small") {
+  if (!kIsFull) {
     workload.num_requests = 16;
     workload.num_resident = 4;
     workload.prompt_tokens = 512;
